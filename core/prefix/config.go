@@ -1,0 +1,61 @@
+package prefix
+
+import "libprefixcache/core/status"
+
+// DefaultMaxRecords is the record limit that a host gets when it names none.
+const DefaultMaxRecords = 1024
+
+// Identity says what the content of a block is.
+type Identity uint8
+
+const (
+	// Tokens: page-many token words and media digests, compared one by one.
+	Tokens Identity = iota
+	// Keys: one 128-bit key that the caller computed over the block and all
+	// before it. The cache trusts it: only Tokens makes collisions harmless.
+	Keys
+)
+
+// Config is fixed for the life of a manager.
+type Config struct {
+	PageTokens     int // tokens per page; > 0
+	BasePages      int // capacity of each pool; >= 0
+	DraftPages     int
+	RecurrentSlots int
+	PartialSlots   int
+	MaxRecords     int // >= 0; 0 publishes nothing durable. No default here: see DefaultMaxRecords
+
+	Identity Identity
+
+	// OriginalRecency keeps the seed's rule that a vanilla hit refreshes no
+	// record (C-53). Off, a vanilla hit makes its record most recent.
+	OriginalRecency bool
+
+	// Hash is the table hash of a block, nil for the built-in one. Tests plant
+	// a weak one: identity must not depend on it.
+	Hash func(parent uint32, words []int32) uint64
+
+	// Order decides which record is evicted next, nil for least recently used.
+	Order Order
+}
+
+const maxCapacity = 1<<30 - 1 // page ids and their doubles fit int32
+
+func (c *Config) check() error {
+	if c.PageTokens <= 0 || c.PageTokens > 1<<20 {
+		return status.New(status.InvalidArgument, "PageTokens is %d, want 1..%d", c.PageTokens, 1<<20)
+	}
+	for _, f := range [...]struct {
+		name  string
+		value int
+	}{{"BasePages", c.BasePages}, {"DraftPages", c.DraftPages}, {"RecurrentSlots", c.RecurrentSlots},
+		{"PartialSlots", c.PartialSlots}, {"MaxRecords", c.MaxRecords}} {
+		if f.value < 0 || f.value > maxCapacity {
+			return status.New(status.InvalidArgument, "%s is %d, want 0..%d", f.name, f.value, maxCapacity)
+		}
+	}
+	if c.Identity > Keys {
+		return status.New(status.InvalidArgument, "Identity is %d, want 0 (tokens) or 1 (keys)", c.Identity)
+	}
+	return nil
+}
