@@ -1,0 +1,2 @@
+// Package gpu carries out what core decided, on raw streams.
+package gpu
