@@ -216,10 +216,10 @@ enum {
 };
 
 typedef struct pc_omni_options {
-    uint32_t struct_size; /* in: sizeof(pc_omni_options) */
-    uint32_t flags;       /* PC_OMNI_EAGER or 0 */
-    int64_t num_blocks;   /* blocks mirrored, >= 1 */
-    int64_t block_size;   /* slots per block, >= 1; num_blocks * block_size <= 2^40 */
+    uint32_t struct_size;            /* in: sizeof(pc_omni_options) */
+    uint32_t flags;                  /* PC_OMNI_EAGER or 0 */
+    int64_t num_blocks;              /* blocks mirrored, >= 1 */
+    int64_t block_size;              /* slots per block, >= 1; num_blocks * block_size <= 2^40 */
     int64_t staging_bytes;           /* cap on bytes not yet in the cache; 0: 512 MiB */
     int64_t staging_depth;           /* unconsumed steps at most, 1 .. 4096; 0: 4 */
     int64_t staging_capacity_tokens; /* rows of one step at most when staged; 0: 1024 */
@@ -312,26 +312,26 @@ PC_API pc_status pc_omni_step_begin(pc_handle cache, const uint64_t *finished, s
  * in the library until the step is consumed.
  */
 typedef struct pc_omni_rows {
-    uint32_t key;        /* from pc_omni_open_key */
-    uint32_t reserved0;  /* 0 */
-    const void *rows;    /* num_tokens rows */
-    int64_t row_stride;  /* bytes between rows, >= row_bytes */
-    void *dst;           /* see above, or null */
-    uint64_t dst_bytes;  /* bytes at dst: exactly (hits + tokens) * row_bytes */
+    uint32_t key;       /* from pc_omni_open_key */
+    uint32_t reserved0; /* 0 */
+    const void *rows;   /* num_tokens rows */
+    int64_t row_stride; /* bytes between rows, >= row_bytes */
+    void *dst;          /* see above, or null */
+    uint64_t dst_bytes; /* bytes at dst: exactly (hits + tokens) * row_bytes */
 } pc_omni_rows;
 
 typedef struct pc_omni_save_args {
-    uint32_t struct_size;  /* in: sizeof(pc_omni_save_args) */
-    uint32_t flags;        /* 0 */
-    uint64_t stream;       /* cudaStream_t of the producer when rows are on a device; else 0 */
+    uint32_t struct_size;     /* in: sizeof(pc_omni_save_args) */
+    uint32_t flags;           /* 0 */
+    uint64_t stream;          /* cudaStream_t of the producer when rows are on a device; else 0 */
     const uint64_t *requests; /* the batch, in the order of its rows */
     const int64_t *counts;    /* new rows of each request, >= 0 */
     uint64_t num_requests;
-    const int64_t *slots;  /* slot of each new row, in order */
-    int64_t num_slots;     /* must equal the sum of counts */
+    const int64_t *slots;     /* slot of each new row, in order */
+    int64_t num_slots;        /* must equal the sum of counts */
     const pc_omni_rows *rows; /* keys of this step, each once */
     uint64_t num_rows;
-    uint64_t step;         /* out: step id, 1, 2, 3, ... */
+    uint64_t step; /* out: step id, 1, 2, 3, ... */
     uint64_t reserved[4];
 } pc_omni_save_args;
 
@@ -384,26 +384,26 @@ typedef struct pc_omni_stats {
     uint64_t steps_saved;
     uint64_t steps_materialized;
     uint64_t steps_discarded;
-    uint64_t rows_saved;          /* rows, over all keys */
+    uint64_t rows_saved; /* rows, over all keys */
     uint64_t saved_bytes;
-    uint64_t hits;                /* hit spans opened */
-    uint64_t hit_tokens;          /* tokens of these */
-    uint64_t gathered_bytes;      /* prefix rows given out */
-    uint64_t preserved_bytes;     /* rows copied aside because their slot was claimed */
-    uint64_t absent_rows;         /* prefix rows that read zeros */
-    uint64_t displaced_rows;      /* rows that lost their slot before they were written */
-    uint64_t deferred_writes;     /* deferred writes finished */
-    uint64_t flushes;             /* writes forced by staging_bytes */
-    uint64_t staging_waits;       /* saves that waited for a staging slot */
+    uint64_t hits;            /* hit spans opened */
+    uint64_t hit_tokens;      /* tokens of these */
+    uint64_t gathered_bytes;  /* prefix rows given out */
+    uint64_t preserved_bytes; /* rows copied aside because their slot was claimed */
+    uint64_t absent_rows;     /* prefix rows that read zeros */
+    uint64_t displaced_rows;  /* rows that lost their slot before they were written */
+    uint64_t deferred_writes; /* deferred writes finished */
+    uint64_t flushes;         /* writes forced by staging_bytes */
+    uint64_t staging_waits;   /* saves that waited for a staging slot */
     uint64_t failed_writes;
-    uint64_t live_requests;       /* gauge */
-    uint64_t unconsumed_steps;    /* gauge */
-    uint64_t pending_writes;      /* gauge: writes not finished, deferred included */
-    uint64_t pending_reads;       /* gauge: planned reads not finished */
-    uint64_t staged_bytes;        /* gauge: charged to staging_bytes */
+    uint64_t live_requests;    /* gauge */
+    uint64_t unconsumed_steps; /* gauge */
+    uint64_t pending_writes;   /* gauge: writes not finished, deferred included */
+    uint64_t pending_reads;    /* gauge: planned reads not finished */
+    uint64_t staged_bytes;     /* gauge: charged to staging_bytes */
     uint64_t staged_bytes_peak;
-    uint64_t reserved_bytes;      /* gauge: address space */
-    uint64_t keys;                /* gauge: visible keys */
+    uint64_t reserved_bytes; /* gauge: address space */
+    uint64_t keys;           /* gauge: visible keys */
 } pc_omni_stats;
 
 /*
@@ -450,6 +450,1028 @@ PC_API pc_status pc_omni_check(pc_handle cache);
  */
 PC_API pc_status pc_omni_fail_write(pc_handle cache, uint64_t nth);
 
+/* ------------------------------------------------- context cache: identity */
+
+/*
+ * Two levels, one set of rules:
+ *
+ *   pc_manager_*  host only. Which pages hold which prefix, and who uses them.
+ *                 For a runtime with a coordinator of its own. No device work.
+ *   pc_context_*  the coordinator: a manager, page tables, snapshots and the
+ *                 request state machine, ordered on one CUDA stream.
+ *
+ * Vocabulary: block = the tokens of one page; only full blocks are shared.
+ * Record = one published prefix with all its pages. Lease = what one sequence
+ * uses: shared pages first, private pages after them. Committed = leading tokens
+ * whose KV really is in the cache; the last token of a running sequence is the
+ * lookahead, sampled but not computed. Base and draft = target and draft model.
+ *
+ * Page ids are K page ids; the V page of id p is p + num_pages. Two prefixes that
+ * differ anywhere in tokens or identity never share a page: content is compared,
+ * a hash only finds the candidate.
+ *
+ * One manager is one trust domain: whoever may look up can learn what is cached.
+ * pc_extras.isolation separates tenants.
+ *
+ * A lease belongs to its manager and a request to its coordinator: both are given
+ * together, and a lease or request of another one is PC_ERROR_BAD_HANDLE.
+ *
+ * Thread rule of all three sections: any thread; the library serialises the calls
+ * on one object. Order is the caller's business.
+ */
+
+/* 128 bits that the caller computed. All zero is not a usable media digest. */
+typedef struct pc_hash128 {
+    uint64_t high;
+    uint64_t low;
+} pc_hash128;
+
+enum { PC_BASE = 0, PC_DRAFT = 1 };
+enum { PC_LOOKUP_USE_CACHE = 0, PC_LOOKUP_BYPASS = 1 };
+enum { PC_COMMIT_INCLUDING_GENERATED = 0, PC_COMMIT_PREFILL_ONLY = 1 };
+enum { PC_EXECUTE_VANILLA = 0, PC_EXECUTE_EAGLE = 1 };
+enum { PC_DEPLOY_VANILLA = 0, PC_DEPLOY_HYBRID = 1, PC_DEPLOY_PURE_RECURRENT = 2, PC_DEPLOY_EAGLE = 3 };
+enum { PC_RESOURCE_BASE_PAGE = 0, PC_RESOURCE_DRAFT_PAGE = 1, PC_RESOURCE_RECURRENT = 2, PC_RESOURCE_PARTIAL_KV = 3 };
+enum { PC_PLAN_VANILLA = 0, PC_PLAN_HYBRID = 1, PC_PLAN_SPEC = 2 };
+enum { PC_PLAN_STANDARD = 0, PC_PLAN_NO_REUSABLE_PREFIX = 1, PC_PLAN_FULL_INPUT_REWIND = 2 };
+enum { PC_REPLAY_NONE = 0, PC_REPLAY_FULL_PAGE = 1 };
+enum { PC_PUBLISHED = 0, PC_EXISTING_RECORD = 1 };
+enum { PC_PHASE_ADMITTED = 0, PC_PHASE_EXECUTING = 1, PC_PHASE_FINISHING = 2 };
+
+/* Why a sequence reuses nothing, or less than it might. */
+enum {
+    PC_REASON_NONE = 0,              /* everything that can be reused is */
+    PC_REASON_BYPASS = 1,            /* the lookup policy says so */
+    PC_REASON_PROMPT_TOO_SHORT = 2,  /* the prompt has no full block */
+    PC_REASON_EXTRAS_UNKNOWN = 3,    /* nothing is cached with this adapter, isolation, ..., or nothing at all */
+    PC_REASON_FIRST_BLOCK = 4,       /* the extras are known, the first block is not */
+    PC_REASON_DIVERGED = 5,          /* what follows is not cached: another continuation, or evicted */
+    PC_REASON_FULL_INPUT = 6,        /* the whole prompt is cached; one page is computed again */
+    PC_REASON_MEDIA_BOUNDARY = 7,    /* cut back so that no run of media positions is split */
+    PC_REASON_NO_DRAFT = 8,          /* EAGLE: base pages match, but no draft pages are cached */
+    PC_REASON_DRAFT_SHORTER = 9,     /* EAGLE: draft pages match less than base pages */
+    PC_REASON_REPLAY = 10,           /* EAGLE: the last matched page is computed again */
+    PC_REASON_NO_CHECKPOINT = 11,    /* hybrid: no snapshot on this prefix */
+    PC_REASON_CHECKPOINT_SHORT = 12, /* hybrid: pages match further than the snapshot that is used */
+    PC_REASON_CHECKPOINT_LONG = 13   /* hybrid: the only snapshot is as long as the prompt */
+};
+
+/* Which optional parts of pc_extras are present. Absent and present-with-zero
+ * are different identities. */
+enum { PC_EXTRA_ADAPTER = 1u, PC_EXTRA_POSITION = 2u, PC_EXTRA_EMBEDDING = 4u, PC_EXTRA_ISOLATION = 8u };
+
+/* Identity of a sequence beyond its tokens; it applies to every block. Elements
+ * of arrays have no struct_size: their layout is fixed. */
+typedef struct pc_extras {
+    uint32_t present;            /* PC_EXTRA_ADAPTER | ... */
+    uint32_t reserved0;          /* 0 */
+    pc_hash128 adapter;          /* identity of the adapter (LoRA) */
+    uint64_t adapter_generation; /* raise it when the adapter is loaded anew */
+    pc_hash128 position;         /* digest of custom position ids */
+    pc_hash128 embedding;        /* digest of custom embeddings */
+    pc_hash128 isolation;        /* tenant, salt */
+} pc_extras;
+
+/* A media item inside blocks. Order matters. */
+typedef struct pc_media_span {
+    pc_hash128 content;   /* digest of shape, type and bytes */
+    pc_hash128 placement; /* digest of how it is placed */
+    int32_t offset;       /* position inside the block, >= 0 */
+    int32_t order;        /* number of the item, >= 0 */
+    uint32_t modality;    /* 0 .. 255 */
+    uint32_t reserved0;   /* 0 */
+} pc_media_span;
+
+/* Hybrid, with block keys: a snapshot of `length` tokens named by the caller. */
+typedef struct pc_checkpoint {
+    pc_hash128 digest; /* of exactly these tokens */
+    int64_t length;    /* tokens, >= 1 */
+} pc_checkpoint;
+
+/*
+ * One sequence: tokens with their identity, or block keys that the caller
+ * computed (each key covers its block and everything before it).
+ */
+typedef struct pc_sequence {
+    uint32_t struct_size;       /* in: sizeof(pc_sequence) */
+    uint32_t reserved0;         /* 0 */
+    const int32_t *tokens;      /* num_tokens ids; null when keys are given */
+    int64_t num_tokens;         /* 1 .. 2^31 - 1; with keys: length of the sequence */
+    const pc_hash128 *media;    /* null, or num_tokens digests; where one is not zero it stands for the token */
+    const pc_extras *extras;    /* null, or one */
+    const pc_media_span *spans; /* null, or num_spans */
+    uint64_t num_spans;
+    const pc_hash128 *keys;           /* manager with PC_BLOCK_KEYS: one per full block; else null */
+    uint64_t num_keys;                /* with keys: 1 .. num_tokens / tokens_per_page; else 0 */
+    const pc_checkpoint *checkpoints; /* with keys, hybrid: the snapshots that would do, or null */
+    uint64_t num_checkpoints;
+} pc_sequence;
+
+/*
+ * Digests for events, remote tiers and routers; the cache itself needs none. Not
+ * the identity of the cache, only a stable name for it: SHA-256 cut to 128 bits,
+ * equal on every host.
+ *   sequence         in: tokens with identity; keys must be null
+ *   tokens_per_page  >= 1
+ *   digests          out: one per full block, chained
+ *   num_digests      entries of digests, exactly num_tokens / tokens_per_page
+ *   prefix           out: digest of the whole prefix, partial tail included; equals
+ *                    the last of digests when there is no tail; may be null
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED.
+ */
+PC_API pc_status pc_digest_sequence(const pc_sequence *sequence, int32_t tokens_per_page, pc_hash128 *digests,
+                                    uint64_t num_digests, pc_hash128 *prefix);
+
+/*
+ * Digest of bytes, for media, adapter names and tenants. Never all zero.
+ *   data, size  may be null when size is 0
+ *   digest      out
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_digest_bytes(const void *data, uint64_t size, pc_hash128 *digest);
+
+/* -------------------------------------------------- context cache: manager */
+
+/*
+ * A lease's walk: pc_manager_acquire, (compute), pc_manager_publish, then for
+ * each step pc_manager_grow and pc_manager_append, pc_manager_publish once more,
+ * pc_manager_release. Hybrid models publish snapshots instead: reserve, (capture),
+ * publish_hybrid, retire.
+ *
+ * Every function of this section can return PC_ERROR_BAD_HANDLE, and
+ * PC_ERROR_INTERNAL (see there). The manager of a coordinator takes queries,
+ * invalidate and flush; anything else on it is PC_ERROR_WRONG_STATE.
+ */
+
+enum {
+    PC_ORIGINAL_RECENCY = 1u, /* a vanilla hit does not make its record most recent */
+    PC_BLOCK_KEYS = 2u        /* manager: sequences are named by block keys of the caller, which are
+                                 trusted; without it by tokens, which are compared */
+};
+
+typedef struct pc_manager_options {
+    uint32_t struct_size;    /* in: sizeof(pc_manager_options) */
+    uint32_t flags;          /* PC_ORIGINAL_RECENCY | PC_BLOCK_KEYS */
+    int32_t tokens_per_page; /* 0: 128 */
+    int32_t max_records;     /* 0: 1024; -1: retain none */
+    int32_t base_pages;      /* capacity of each pool, >= 0 */
+    int32_t draft_pages;
+    int32_t recurrent_slots;
+    int32_t partial_slots;
+    uint64_t reserved[4];
+} pc_manager_options;
+
+/*
+ *   options  in
+ *   manager  out
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED,
+ * PC_ERROR_OUT_OF_MEMORY.
+ */
+PC_API pc_status pc_manager_create(const pc_manager_options *options, pc_handle *manager);
+
+/*
+ * Free a manager and every lease of it. Sets *manager to 0. Null and a zero handle
+ * are legal.
+ * Returns PC_OK, PC_ERROR_WRONG_STATE (it belongs to a coordinator).
+ */
+PC_API pc_status pc_manager_destroy(pc_handle *manager);
+
+/* What a lookup found and what the sequence still needs. */
+typedef struct pc_plan {
+    uint32_t struct_size; /* in: sizeof(pc_plan) */
+    uint32_t mode;        /* PC_PLAN_VANILLA .. */
+    uint32_t kind;        /* PC_PLAN_STANDARD .. */
+    uint32_t replay;      /* PC_REPLAY_NONE, PC_REPLAY_FULL_PAGE */
+    uint32_t reason;      /* PC_REASON_NONE .. */
+    int32_t matched;      /* tokens found, before a page is dropped */
+    int32_t reuse;        /* tokens reused: execution starts here; less than the length */
+    int32_t bound_base;   /* shared pages at the front of the lease */
+    int32_t bound_draft;
+    int32_t demand_base; /* private pages after them */
+    int32_t demand_draft;
+    int32_t recurrent_slot; /* snapshot to restore, or -1 */
+    int32_t partial_slot;   /* partial page to restore, or -1 */
+    int32_t partial_tokens; /* tokens of it, into page reuse / tokens_per_page of the lease */
+    int32_t dependency;     /* spec: leading blocks that a publication must agree with; 0: none */
+    uint32_t reserved0;
+    uint64_t record; /* the record that was hit; 0: none */
+    uint64_t reserved[2];
+} pc_plan;
+
+/*
+ * Look up, pin what is shared, allocate the rest, evicting records if needed.
+ * All or nothing.
+ *   mode         PC_PLAN_VANILLA .. ; hybrid on a manager without base pages is pure recurrent
+ *   lookup       PC_LOOKUP_USE_CACHE, PC_LOOKUP_BYPASS
+ *   sequence     in; copied
+ *   plan         out, filled also with PC_REQUEST_FAILED
+ *   base_pages   out: the lease's base pages in order; may be null
+ *   num_base     entries of base_pages, at least num_tokens / tokens_per_page rounded up
+ *   draft_pages  out, the same for spec; may be null
+ *   num_draft    entries of draft_pages
+ *   lease        out
+ * Returns PC_OK, PC_REQUEST_FAILED (no capacity; nothing changed),
+ * PC_ERROR_INVALID_ARGUMENT, PC_ERROR_BUFFER_TOO_SMALL, PC_ERROR_WRONG_STATE.
+ */
+PC_API pc_status pc_manager_acquire(pc_handle manager, uint32_t mode, uint32_t lookup, const pc_sequence *sequence,
+                                    pc_plan *plan, int32_t *base_pages, uint64_t num_base, int32_t *draft_pages,
+                                    uint64_t num_draft, pc_handle *lease);
+
+/*
+ * Add tokens to the history of a lease, after those it was acquired with. They
+ * need no page yet. Not with PC_BLOCK_KEYS.
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE.
+ */
+PC_API pc_status pc_manager_append(pc_handle manager, pc_handle lease, const int32_t *tokens, uint64_t num_tokens);
+
+/*
+ * Append private pages. Both pools succeed or fail together.
+ *   base, draft              pages to append, >= 0; draft is 0 unless the lease is spec
+ *   base_pages, draft_pages  out: their ids, `base` and `draft` entries; may be null
+ * Returns PC_OK, PC_REQUEST_FAILED (no capacity; nothing changed),
+ * PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE.
+ */
+PC_API pc_status pc_manager_grow(pc_handle manager, pc_handle lease, int32_t base, int32_t draft, int32_t *base_pages,
+                                 int32_t *draft_pages);
+
+/* Result of a publication. */
+typedef struct pc_publication {
+    uint32_t struct_size; /* in: sizeof(pc_publication) */
+    uint32_t status;      /* PC_PUBLISHED, PC_EXISTING_RECORD */
+    uint64_t record;      /* 0: not retained (record limit 0, or stale) */
+    int32_t blocks;       /* full blocks covered */
+    uint32_t stale;       /* 1: flushed or invalidated since the lease began; nothing was cached */
+} pc_publication;
+
+/*
+ * Publish the full blocks of the history of a vanilla or spec lease. Costs what is
+ * new since the last time. The lease keeps its own pages, also where a record
+ * already has others.
+ *   resident     leading tokens whose KV is in the cache (spec: in both)
+ *   publication  out; may be null
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT (no full block, more blocks than pages,
+ * resident beyond the history), PC_ERROR_WRONG_STATE (hybrid lease, block keys).
+ */
+PC_API pc_status pc_manager_publish(pc_handle manager, pc_handle lease, int64_t resident, pc_publication *publication);
+
+/*
+ * pc_manager_publish with PC_BLOCK_KEYS.
+ *   first           block that keys[0] belongs to; at most the number of keys known so far
+ *   keys, num_keys  keys of the blocks from there on; known ones must agree
+ */
+PC_API pc_status pc_manager_publish_keys(pc_handle manager, pc_handle lease, uint64_t first, const pc_hash128 *keys,
+                                         uint64_t num_keys, int64_t resident, pc_publication *publication);
+
+/*
+ * Reserve snapshot slots for a hybrid lease, evicting records if needed.
+ *   need_partial    1 when the snapshot does not end on a page boundary; else 0
+ *   recurrent_slot  out
+ *   partial_slot    out, -1 unless need_partial
+ * Returns PC_OK, PC_REQUEST_FAILED (no slot; nothing changed),
+ * PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE.
+ */
+PC_API pc_status pc_manager_reserve(pc_handle manager, pc_handle lease, uint32_t need_partial, int32_t *recurrent_slot,
+                                    int32_t *partial_slot);
+
+/*
+ * Publish a snapshot of the first `length` tokens. It must have been written.
+ *   length                        1 .. the tokens of the history
+ *   recurrent_slot, partial_slot  from pc_manager_reserve; partial -1 on a page boundary
+ *   publication                   out; may be null
+ * Returns as pc_manager_publish.
+ */
+PC_API pc_status pc_manager_publish_hybrid(pc_handle manager, pc_handle lease, int64_t length, int32_t recurrent_slot,
+                                           int32_t partial_slot, pc_publication *publication);
+
+/*
+ * pc_manager_publish_hybrid with PC_BLOCK_KEYS.
+ *   first, keys, num_keys  as pc_manager_publish_keys
+ *   checkpoint             in: length and digest
+ */
+PC_API pc_status pc_manager_publish_hybrid_keys(pc_handle manager, pc_handle lease, uint64_t first,
+                                                const pc_hash128 *keys, uint64_t num_keys,
+                                                const pc_checkpoint *checkpoint, int32_t recurrent_slot,
+                                                int32_t partial_slot, pc_publication *publication);
+
+/*
+ * Give up the lease's hold on reserved slots; published ones stay with their
+ * record, others are freed.
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT (not reserved by this lease),
+ * PC_ERROR_WRONG_STATE.
+ */
+PC_API pc_status pc_manager_retire(pc_handle manager, pc_handle lease, int32_t recurrent_slot, int32_t partial_slot);
+
+/*
+ * Give up the lease's hold on the snapshots that its hit bound, once restored.
+ * Returns PC_OK (also when there are none), PC_ERROR_WRONG_STATE (not hybrid).
+ */
+PC_API pc_status pc_manager_release_restored(pc_handle manager, pc_handle lease);
+
+/*
+ * Pages of a lease in order. Changes nothing.
+ *   model         PC_BASE, PC_DRAFT
+ *   first         page to begin with
+ *   pages, space  out: at most `space` pages from there on; may be null when space is 0
+ *   num_pages     out: how many the lease has
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_manager_lease_pages(pc_handle manager, pc_handle lease, uint32_t model, uint64_t first,
+                                        int32_t *pages, uint64_t space, uint64_t *num_pages);
+
+/*
+ * End a lease. Sets *lease to 0. Null and a zero lease are legal.
+ * Returns PC_OK.
+ */
+PC_API pc_status pc_manager_release(pc_handle manager, pc_handle *lease);
+
+/*
+ * What pc_manager_acquire would find now. Changes neither references nor recency.
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_manager_lookup(pc_handle manager, uint32_t mode, const pc_sequence *sequence, pc_plan *plan);
+
+/*
+ * Remove every record made with an adapter. Pages in use stay with their leases
+ * and are freed when those end; what such a lease publishes later is dropped.
+ *   adapter     identity
+ *   generation  only this generation; null: all of them
+ *   removed     out: records removed; may be null
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_manager_invalidate(pc_handle manager, const pc_hash128 *adapter, const uint64_t *generation,
+                                       uint64_t *removed);
+
+/*
+ * Remove every record, under the rule of pc_manager_invalidate.
+ *   removed  out: records removed; may be null
+ * Returns PC_OK.
+ */
+PC_API pc_status pc_manager_flush(pc_handle manager, uint64_t *removed);
+
+/*
+ * Remove one record. Pages in use stay with their leases.
+ * Returns PC_OK, PC_NOT_FOUND.
+ */
+PC_API pc_status pc_manager_evict(pc_handle manager, uint64_t record);
+
+/* One record. */
+typedef struct pc_record {
+    uint64_t id;            /* from 1, never reused */
+    int32_t blocks;         /* full blocks */
+    int32_t exact_length;   /* hybrid: tokens of the checkpoint; else 0 */
+    int32_t base_pages;     /* length of the base path */
+    int32_t draft_pages;    /* length of the draft path, 0: none */
+    int32_t recurrent_slot; /* or -1 */
+    int32_t partial_slot;   /* or -1 */
+} pc_record;
+
+/*
+ * Records from least to most recent. Changes nothing.
+ *   records, space  out: the first `space` records; may be null when space is 0
+ *   num_records     out: how many there are
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_manager_records(pc_handle manager, pc_record *records, uint64_t space, uint64_t *num_records);
+
+/*
+ * Page path of a record, as pc_manager_lease_pages. Changes nothing.
+ * Returns PC_OK, PC_NOT_FOUND, PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_manager_record_pages(pc_handle manager, uint64_t record, uint32_t model, uint64_t first,
+                                         int32_t *pages, uint64_t space, uint64_t *num_pages);
+
+/*
+ * References of one page or snapshot slot. Changes nothing.
+ *   resource  PC_RESOURCE_BASE_PAGE ..
+ *   active    out: leases that use it; may be null
+ *   cached    out: records that list it; may be null
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_manager_references(pc_handle manager, uint32_t resource, int32_t index, int32_t *active,
+                                       int32_t *cached);
+
+/* Gauges (now), and counters since creation. Arrays are indexed by PC_RESOURCE_*. */
+typedef struct pc_manager_stats {
+    uint32_t struct_size; /* in: sizeof(pc_manager_stats) */
+    uint32_t reserved0;
+    uint64_t records;     /* gauge */
+    uint64_t leases;      /* gauge */
+    uint64_t base_blocks; /* gauge: distinct cached blocks */
+    uint64_t capacity[4];
+    uint64_t free[4]; /* gauge */
+    uint64_t acquires;
+    uint64_t infeasible;          /* acquires and growths without capacity */
+    uint64_t evicted_records;     /* to make room, or over the record limit */
+    uint64_t invalidated_records; /* by invalidate, flush and evict */
+    uint64_t reclaimed[4];        /* slots that went free at an eviction */
+    uint64_t stale_publications;
+    uint64_t hash_collisions; /* candidates whose content was another: harmless */
+    uint64_t reasons[16];     /* acquired leases by PC_REASON_* */
+} pc_manager_stats;
+
+/*
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED.
+ */
+PC_API pc_status pc_manager_get_stats(pc_handle manager, pc_manager_stats *stats);
+
+/*
+ * Check every structural invariant. Slow; for tests and doctors.
+ * Returns PC_OK, PC_ERROR_INTERNAL (the text says what is broken).
+ */
+PC_API pc_status pc_manager_check(pc_handle manager);
+
+/*
+ * Readable dump: pools, records, tree, leases. Changes nothing.
+ *   text, space  out: at most space - 1 bytes and a zero; may be null when space is 0
+ *   size         out: bytes of the whole text without the zero
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_manager_dump(pc_handle manager, char *text, uint64_t space, uint64_t *size);
+
+/* ----------------------------------------------- context cache: page table */
+
+/*
+ * The page table of one model: for each batch slot K page ids, then V page ids,
+ * [max_batch][2][row_width] int32, -1 where unused. The host side decides; the
+ * device copy has the same layout and one address for life. Only rows that
+ * changed are uploaded. A coordinator sets the rows of its tables itself.
+ *
+ * Every function of this section can return PC_ERROR_BAD_HANDLE.
+ */
+typedef struct pc_table_options {
+    uint32_t struct_size;    /* in: sizeof(pc_table_options) */
+    uint32_t reserved0;      /* 0 */
+    int32_t max_batch;       /* rows, >= 1 */
+    int32_t row_width;       /* pages per sequence, >= 1 */
+    int32_t num_pages;       /* of the K pool, 1 .. 2^30 - 1 */
+    int32_t reserved1;       /* 0 */
+    uint64_t device_address; /* the caller's device copy; 0: the library allocates one */
+    uint64_t reserved[2];
+} pc_table_options;
+
+/*
+ * All entries -1, all rows to be uploaded. Without a GPU the device copy is host
+ * memory.
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED,
+ * PC_ERROR_OUT_OF_MEMORY, PC_ERROR_DEVICE.
+ */
+PC_API pc_status pc_table_create(const pc_table_options *options, pc_handle *table);
+
+/*
+ * Wait for a pending upload and free. Sets *table to 0. Null and a zero handle
+ * are legal.
+ * Returns PC_OK, PC_ERROR_BUSY (a coordinator uses it).
+ */
+PC_API pc_status pc_table_destroy(pc_handle *table);
+
+/*
+ * Slot b gets pages b * row_width .. b * row_width + row_width - 1: the table of a
+ * runtime that does not share pages.
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT (num_pages is less than max_batch *
+ * row_width), PC_ERROR_BUSY (a coordinator has live requests).
+ */
+PC_API pc_status pc_table_set_identity(pc_handle table);
+
+/*
+ * Set whole rows. All or nothing.
+ *   slots, num_rows  rows to set, none twice
+ *   pages, offsets   pages of row i: pages[offsets[i]] .. pages[offsets[i + 1] - 1];
+ *                    offsets has num_rows + 1 entries, the first is 0
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_BUSY.
+ */
+PC_API pc_status pc_table_set_rows(pc_handle table, const int32_t *slots, uint64_t num_rows, const int32_t *pages,
+                                   const int64_t *offsets);
+
+/*
+ * Move rows. All or nothing; every other row becomes empty.
+ *   old_to_new, count  new slot of each old one, or -1; every slot of the new batch once
+ *   new_batch          0 .. max_batch
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_BUSY.
+ */
+PC_API pc_status pc_table_compact_rows(pc_handle table, const int32_t *old_to_new, uint64_t count, int32_t new_batch);
+
+/*
+ * Copy the changed rows to the device, in order on the stream.
+ *   stream    cudaStream_t; ignored without a GPU
+ *   uploaded  out: 1 when something was enqueued, 0 when nothing had changed; may be null
+ * Returns PC_OK, PC_ERROR_BUSY, PC_ERROR_DEVICE, PC_ERROR_INTERNAL (an invariant is
+ * broken).
+ */
+PC_API pc_status pc_table_upload(pc_handle table, uint64_t stream, uint32_t *uploaded);
+
+/*
+ * Read a row of the host side. Changes nothing.
+ *   row  out: 2 * row_width entries, K ids then V ids
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_table_get_row(pc_handle table, int32_t slot, int32_t *row);
+
+/* Shape and state of a table. */
+typedef struct pc_table_info {
+    uint32_t struct_size; /* in: sizeof(pc_table_info) */
+    int32_t max_batch;
+    int32_t row_width;
+    int32_t num_pages;
+    uint32_t is_identity;
+    uint32_t dirty_rows;     /* rows that the next upload will copy */
+    uint64_t device_address; /* of the device copy, for kernels */
+} pc_table_info;
+
+/*
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED.
+ */
+PC_API pc_status pc_table_get_info(pc_handle table, pc_table_info *info);
+
+/*
+ * Check that every id is -1 or a page, and that no row has a hole.
+ * Returns PC_OK, PC_ERROR_INTERNAL.
+ */
+PC_API pc_status pc_table_check(pc_handle table);
+
+/* ---------------------------------------------- context cache: coordinator */
+
+/*
+ * A request's walk. A request is a batch of sequences that run together.
+ *
+ *   pc_context_begin               look up, pin, allocate; where each prefill starts
+ *   pc_context_prepare_prefill     page tables, restored snapshots, lengths
+ *     (prefill of every suffix)
+ *   pc_context_capture_prefill     hybrid: snapshots at the end of the prompts
+ *     (sample one token each; synchronise; EAGLE: enqueue the draft's prefill)
+ *   pc_context_finalize_prefill    publish the prompts
+ *   repeat
+ *     pc_context_prepare_decode    pages for the tokens of the next step
+ *       (decode step; synchronise)
+ *     pc_context_complete_decode   accept tokens; publish sequences that are done
+ *     pc_context_begin_compaction  when sequences left the batch:
+ *       (move slot-addressed state of the runtime's own)
+ *     pc_context_compact           close the gaps
+ *   pc_context_finish              or pc_context_abandon, from any point
+ *
+ * Who does what. The library enqueues on the stream what it can: table rows,
+ * snapshots, the batch mapping. What belongs to the runtime comes back as work:
+ * after a step function returned PC_OK with work.count > 0, carry the items out
+ * in order on the request's stream, then call pc_context_report with the outcome.
+ * Report may hand out more work. The step is complete when report, or the step
+ * function itself, returns with work.count 0:
+ *
+ *   status = pc_context_prepare_prefill(context, request, &work);
+ *   while (status == PC_OK && work.count > 0)
+ *       status = pc_context_report(context, request, run(&work), &work);
+ *
+ * Until then every other step on the coordinator is PC_ERROR_BUSY, except
+ * pc_context_abandon of this request.
+ *
+ * Errors of a step: PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE (not legal in
+ * this phase) and PC_ERROR_BUSY changed nothing. After PC_ERROR_DEVICE, or the
+ * outcome PC_WORK_FAILED, the request is still there but only finish and abandon
+ * are legal (a broken-off begin_compaction leaves nothing begun; a broken-off
+ * finish can be repeated). After PC_POISONED the request is gone, its pages stay
+ * out of use until pc_context_shutdown, and the coordinator admits no other.
+ *
+ * Every function of this section can return PC_ERROR_BAD_HANDLE and
+ * PC_ERROR_INTERNAL.
+ */
+
+/* Element types. */
+enum { PC_TYPE_FP16 = 0, PC_TYPE_BF16 = 1, PC_TYPE_FP32 = 2, PC_TYPE_FP8 = 3, PC_TYPE_INT8 = 4 };
+
+/* One attention layer. A page is [tokens_per_page][kv_heads][head_dim] elements. */
+typedef struct pc_attention_layer {
+    uint64_t k_address; /* of K page 0; the pages lie one after the other */
+    uint64_t v_address; /* of V page 0: directly after the last K page; 0: take it as such */
+    int32_t kv_heads;   /* >= 1 */
+    int32_t head_dim;   /* >= 1 */
+    uint32_t type;      /* PC_TYPE_FP16 .. */
+    uint32_t reserved0; /* 0 */
+} pc_attention_layer;
+
+/* One recurrent layer. A slot is [heads][head_dim][state_size] elements of state
+ * and [conv_dim][conv_kernel] elements of convolution state; the slots lie one
+ * after the other. All layers of a model have the same shape. */
+typedef struct pc_recurrent_layer {
+    uint64_t state_address;
+    uint64_t conv_address;
+    int32_t heads;
+    int32_t head_dim;
+    int32_t state_size;
+    uint32_t state_type; /* PC_TYPE_FP16 .. */
+    int32_t conv_dim;
+    int32_t conv_kernel;
+    uint32_t conv_type;
+    uint32_t reserved0; /* 0 */
+} pc_recurrent_layer;
+
+/* The physical cache of one model. */
+typedef struct pc_cache_resources {
+    pc_handle table;                     /* its page table, used by one coordinator at a time; 0: no attention */
+    int32_t num_pages;                   /* K pages of the pool; equals the table's */
+    int32_t max_batch;                   /* live slots; equals the table's rows */
+    int32_t capacity_tokens;             /* of one slot: the table's row width * tokens_per_page */
+    int32_t reserved0;                   /* 0 */
+    const pc_attention_layer *attention; /* needed for hybrid only; else may be null */
+    uint64_t num_attention;
+    const pc_recurrent_layer *recurrent; /* hybrid kinds */
+    uint64_t num_recurrent;
+} pc_cache_resources;
+
+typedef struct pc_context_options {
+    uint32_t struct_size;     /* in: sizeof(pc_context_options) */
+    uint32_t flags;           /* PC_ORIGINAL_RECENCY or 0 */
+    uint32_t kind;            /* PC_DEPLOY_VANILLA .. */
+    int32_t tokens_per_page;  /* 0: 128 */
+    int32_t max_batch;        /* of the deployment, >= 1 */
+    int32_t draft_max_batch;  /* EAGLE; else 0 */
+    int32_t max_records;      /* 0: 1024; -1: retain none */
+    int32_t max_requests;     /* live and quarantined requests at most; 0: 1 */
+    int32_t verify_size;      /* EAGLE: tokens that the base model verifies in a round; else 0 */
+    int32_t drafting_step;    /* EAGLE: draft rounds; else 0 */
+    int32_t drafting_top_k;   /* EAGLE: candidates in each; else 0 */
+    int32_t future_tokens;    /* EAGLE: tokens after a position that its draft KV depends on; 0: 1 */
+    int64_t recurrent_budget; /* bytes for recurrent snapshots; hybrid kinds: at least one */
+    int64_t partial_budget;   /* bytes for partial pages; hybrid: at least one */
+    uint64_t stream;          /* cudaStream_t that orders all device work; any number without a GPU */
+    pc_cache_resources base;
+    pc_cache_resources draft; /* EAGLE; else all zero */
+    uint64_t reserved[4];
+} pc_context_options;
+
+/* What a decoder layer keeps between steps. */
+enum { PC_LAYER_STATELESS = 0, PC_LAYER_ATTENTION = 1, PC_LAYER_SLIDING_WINDOW = 2, PC_LAYER_RECURRENT = 3 };
+enum { PC_SPECULATIVE_NONE = 0, PC_SPECULATIVE_EAGLE = 1, PC_SPECULATIVE_OTHER = 2 };
+
+/* One network, as its engine states it. Addresses of layers are not looked at. */
+typedef struct pc_model {
+    int32_t max_batch;
+    int32_t capacity_tokens; /* of one sequence */
+    int64_t num_pages;       /* of the KV pool */
+    const uint32_t *layers;  /* PC_LAYER_STATELESS .. of each decoder layer */
+    uint64_t num_layers;
+    const pc_attention_layer *attention; /* one for each attention layer */
+    uint64_t num_attention;
+    const int32_t *kv_donors; /* null, or for each attention layer the one whose KV it reads, -1: its own */
+    uint64_t num_kv_donors;
+    const pc_recurrent_layer *recurrent; /* one for each recurrent layer */
+    uint64_t num_recurrent;
+    int32_t hidden_size;
+    int32_t base_hidden_size; /* draft: width of the hidden states that feed it */
+    uint32_t spec_base;       /* 1: built to be verified by speculation */
+    uint32_t eagle;           /* draft: 1: an EAGLE draft */
+} pc_model;
+
+typedef struct pc_deployment {
+    uint32_t struct_size;          /* in: sizeof(pc_deployment) */
+    uint32_t diffusion_backbone;   /* 0 or 1 */
+    uint32_t vision_bidirectional; /* 0 or 1 */
+    uint32_t speculative;          /* PC_SPECULATIVE_NONE .. */
+    int32_t tokens_per_page;       /* 0: 128 */
+    int32_t verify_size;           /* with speculation; else the rest is zero or null */
+    int32_t drafting_step;
+    int32_t drafting_top_k;
+    const int32_t *conditioning_layers; /* decoder layers whose hidden states feed the draft */
+    uint64_t num_conditioning_layers;
+    const pc_model *base;
+    const pc_model *draft; /* or null */
+    uint64_t reserved[2];
+} pc_deployment;
+
+/*
+ * The gate: whether this cache serves a deployment, and as what. Conservative:
+ * what is not known to be right is refused.
+ *   deployment  in
+ *   kind        out: PC_DEPLOY_VANILLA ..
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED (the text says why).
+ */
+PC_API pc_status pc_context_validate_deployment(const pc_deployment *deployment, uint32_t *kind);
+
+/*
+ * Create a coordinator. Enqueues nothing. Snapshot slots are budget / bytes of
+ * one slot, rounded down, and are allocated here. The tables outlive it.
+ *   options  in
+ *   context  out
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED,
+ * PC_ERROR_OUT_OF_MEMORY, PC_ERROR_DEVICE.
+ */
+PC_API pc_status pc_context_create(const pc_context_options *options, pc_handle *context);
+
+/*
+ * Free a coordinator without requests. Sets *context to 0. Null and a zero handle
+ * are legal.
+ * Returns PC_OK, PC_ERROR_BUSY (a request is live or quarantined: its memory may
+ * still be written to).
+ */
+PC_API pc_status pc_context_destroy(pc_handle *context);
+
+/*
+ * The manager inside: for queries, pc_manager_invalidate and pc_manager_flush.
+ * Lives as long as the coordinator; must not be destroyed.
+ *   manager  out
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_context_manager(pc_handle context, pc_handle *manager);
+
+/* A batch of sequences to admit. The arrays of all sequences lie one after the
+ * other; offsets have num_sequences + 1 entries, begin with 0 and never fall. */
+typedef struct pc_admission {
+    uint32_t struct_size;   /* in: sizeof(pc_admission) */
+    uint32_t num_sequences; /* 1 .. max_batch */
+    uint32_t execution;     /* PC_EXECUTE_VANILLA, PC_EXECUTE_EAGLE */
+    uint32_t lookup;        /* PC_LOOKUP_USE_CACHE, PC_LOOKUP_BYPASS (neither looks up nor publishes) */
+    uint32_t commit;        /* PC_COMMIT_INCLUDING_GENERATED, PC_COMMIT_PREFILL_ONLY */
+    uint32_t reserved0;     /* 0 */
+    uint64_t stream;        /* must be the stream of the coordinator */
+    const int32_t *tokens;  /* whole prompts; none is empty */
+    const int64_t *token_offsets;
+    const pc_hash128 *media;      /* null: text only; see pc_sequence */
+    const int64_t *media_offsets; /* a sequence has no digest, or one per token; null with media */
+    const pc_extras *extras;      /* null, or num_sequences */
+    const pc_media_span *spans;   /* null, or the spans of all sequences */
+    const int64_t *span_offsets;  /* null with spans */
+    const int32_t *slots;         /* resident batch slot of each; null: 0, 1, 2, ... */
+    uint64_t reserved[4];
+} pc_admission;
+
+/* How one admitted sequence begins. */
+typedef struct pc_sequence_start {
+    int32_t prefill_start; /* first token to compute: the tokens before it are reused */
+    int32_t matched;       /* tokens found, before a page is dropped */
+    uint32_t kind;         /* PC_PLAN_STANDARD .. */
+    uint32_t reason;       /* PC_REASON_NONE .. */
+    uint32_t forced_cold;  /* 1: capacity was short beside the cached pages; began without reuse */
+    int32_t skipped_media; /* media positions before prefill_start: skip as many encoder outputs */
+} pc_sequence_start;
+
+/*
+ * Admit a batch. All or nothing, metrics included. Sequences of one batch do not
+ * see each other's state. Enqueues nothing.
+ *   admission  in
+ *   starts     out, num_sequences entries
+ *   request    out
+ * Returns PC_OK, PC_REQUEST_FAILED (no capacity, or max_requests are live),
+ * PC_POISONED, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED.
+ */
+PC_API pc_status pc_context_begin(pc_handle context, const pc_admission *admission, pc_sequence_start *starts,
+                                  pc_handle *request);
+
+/* What the runtime has to do. */
+enum {
+    PC_WORK_SYNCHRONIZE = 1,   /* wait until everything enqueued on the stream is done */
+    PC_WORK_RESET_LENGTHS = 2, /* set the device length of slot slots[i] to values[i], i < count (slots[i] is i
+                                  unless the admission said otherwise); make count the active batch */
+    PC_WORK_COMPACT_SLOTS = 3, /* move lengths, recurrent and convolution state: old slot i < count goes to
+                                  values[i], or nowhere when that is -1. Survivors keep their order and only
+                                  move down. device_values: the same numbers in device memory */
+    PC_WORK_SET_BATCH = 4      /* make count the active batch */
+};
+
+typedef struct pc_work_item {
+    uint32_t op;    /* PC_WORK_SYNCHRONIZE .. ; null and 0 where an op has no use for a field */
+    uint32_t model; /* PC_BASE, PC_DRAFT: whose state */
+    int32_t count;  /* see op */
+    int32_t reserved0;
+    const int32_t *values;  /* count numbers in pinned host memory of the library, unchanged until the
+                               stream was synchronised and the next step began; null for other ops */
+    const int32_t *slots;   /* PC_WORK_RESET_LENGTHS: the slot of each number, likewise; else null */
+    uint64_t device_values; /* PC_WORK_COMPACT_SLOTS: the address given to begin_compaction; else 0 */
+} pc_work_item;
+
+#define PC_MAX_WORK 8
+
+typedef struct pc_work {
+    uint32_t struct_size; /* in: sizeof(pc_work) */
+    uint32_t count;       /* out: items to carry out; 0: the step is complete */
+    pc_work_item items[PC_MAX_WORK];
+} pc_work;
+
+enum {
+    PC_WORK_DONE = 0,       /* every item was carried out */
+    PC_WORK_FAILED = 1,     /* an item could not be enqueued, or a synchronisation could not be tried */
+    PC_WORK_SYNC_FAILED = 2 /* the synchronisation failed: the device state is unknown */
+};
+
+/*
+ * Outcome of the work that the last step function or report handed out.
+ *   outcome  PC_WORK_DONE .. ; after PC_WORK_FAILED the step is broken off
+ *   work     out: more items, or count 0
+ * Returns what the step function can return; PC_ERROR_WRONG_STATE when no report is
+ * due.
+ */
+PC_API pc_status pc_context_report(pc_handle context, pc_handle request, uint32_t outcome, pc_work *work);
+
+/*
+ * Bind every row, restore snapshots, reset lengths to the reuse boundaries.
+ * Legal once, after begin.
+ *   work  out: RESET_LENGTHS for each model
+ * Returns PC_OK, PC_ERROR_WRONG_STATE, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_DEVICE.
+ */
+PC_API pc_status pc_context_prepare_prefill(pc_handle context, pc_handle request, pc_work *work);
+
+/*
+ * Hybrid kinds: reserve snapshots and enqueue their capture, after the prefill
+ * and before its synchronisation. A sequence for which no slot is free goes on
+ * without. Other kinds: does nothing.
+ *   work  out: none
+ * Returns as pc_context_prepare_prefill.
+ */
+PC_API pc_status pc_context_capture_prefill(pc_handle context, pc_handle request, pc_work *work);
+
+/* What one step did to each sequence, in slot order. Token arrays of all
+ * sequences lie one after the other. */
+typedef struct pc_advance {
+    uint32_t struct_size;         /* in: sizeof(pc_advance) */
+    uint32_t num_sequences;       /* the active batch */
+    const int32_t *tokens;        /* accepted tokens */
+    const int64_t *token_offsets; /* num_sequences + 1 entries */
+    const int32_t *committed;     /* tokens of each sequence whose KV is in the base cache */
+    const int32_t *common;        /* EAGLE: in both caches; else null */
+    const int32_t *publish;       /* complete_decode: slots that are done and may be published; else null */
+    uint64_t num_publish;
+    uint64_t reserved[2];
+} pc_advance;
+
+/*
+ * After the prefill was synchronised: take the first sampled token of each
+ * sequence and publish the prompts. committed is the length of the prompt. EAGLE:
+ * common equals committed, and the prompts are published by the next step.
+ *   advance  in
+ *   work     out: none
+ * Returns as pc_context_prepare_prefill.
+ */
+PC_API pc_status pc_context_finalize_prefill(pc_handle context, pc_handle request, const pc_advance *advance,
+                                             pc_work *work);
+
+/*
+ * Make room for the next step and upload the rows that grew.
+ *   base_headroom, draft_headroom  tokens that the step may write beyond the committed ones;
+ *                                  0: the number given at creation
+ *   work                           out: none
+ * Returns PC_OK, PC_REQUEST_FAILED (no pages, or a row is full: only finish and
+ * abandon are legal now), PC_ERROR_WRONG_STATE, PC_ERROR_INVALID_ARGUMENT,
+ * PC_ERROR_DEVICE.
+ */
+PC_API pc_status pc_context_prepare_decode(pc_handle context, pc_handle request, int32_t base_headroom,
+                                           int32_t draft_headroom, pc_work *work);
+
+/*
+ * After the step was synchronised: take the accepted tokens (vanilla: one each;
+ * EAGLE: one or more each), publish the slots that are done.
+ *   advance  in
+ *   work     out: SYNCHRONIZE when snapshots were captured (hybrid)
+ * Returns PC_OK, PC_POISONED, PC_ERROR_WRONG_STATE, PC_ERROR_INVALID_ARGUMENT,
+ * PC_ERROR_DEVICE.
+ */
+PC_API pc_status pc_context_complete_decode(pc_handle context, pc_handle request, const pc_advance *advance,
+                                            pc_work *work);
+
+/*
+ * Validate the mapping and upload it. Survivors keep their order.
+ *   old_to_new, count  new slot of each active one, or -1; new slots appear in order 0, 1, 2, ...
+ *   new_batch          survivors
+ *   device_mapping     address of `count` int32 that receive the mapping; must stay
+ *                      unchanged until pc_context_compact; 0: not wanted
+ *   work               out: SYNCHRONIZE when a draft prefill is still running (EAGLE)
+ * Returns as pc_context_complete_decode.
+ */
+PC_API pc_status pc_context_begin_compaction(pc_handle context, pc_handle request, const int32_t *old_to_new,
+                                             uint64_t count, int32_t new_batch, uint64_t device_mapping, pc_work *work);
+
+/*
+ * Move table rows, let go of the sequences that left. KV pages are not copied.
+ *   work  out: COMPACT_SLOTS for each model, SYNCHRONIZE; then SET_BATCH for each model
+ * Returns as pc_context_complete_decode.
+ */
+PC_API pc_status pc_context_compact(pc_handle context, pc_handle request, pc_work *work);
+
+/*
+ * End a request normally, in any phase. The handle is stale once the step is
+ * complete. A zero handle is legal.
+ *   work  out: SYNCHRONIZE when work may be in flight
+ * Returns PC_OK, PC_POISONED, PC_ERROR_WRONG_STATE (work outstanding).
+ */
+PC_API pc_status pc_context_finish(pc_handle context, pc_handle request, pc_work *work);
+
+/*
+ * End a request abnormally: publishes nothing more. Legal at any time. The handle
+ * is stale afterwards. A zero handle is legal.
+ *   drained  1: the caller synchronised the stream successfully, or
+ *            pc_context_get_request says that nothing is pending; 0: it could not.
+ *            With 0 and work pending the request is quarantined.
+ * Returns PC_OK (released), PC_POISONED (quarantined), PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_context_abandon(pc_handle context, pc_handle request, uint32_t drained);
+
+/*
+ * Before the caches are freed: release what was quarantined. Repeatable; a
+ * healthy coordinator goes on working afterwards, a poisoned one stays poisoned.
+ *   drained  1: the caller synchronised the stream successfully after the request
+ *            was quarantined; 0: it did not
+ * Returns PC_OK, PC_POISONED (quarantined and not drained: synchronise and call
+ * again with 1), PC_REQUEST_FAILED (a request is live), PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_context_shutdown(pc_handle context, uint32_t drained);
+
+/*
+ * Wait until everything enqueued on the coordinator's stream is done: the way to
+ * carry out PC_WORK_SYNCHRONIZE for hosts without a CUDA runtime. Without a GPU
+ * returns at once.
+ * Returns PC_OK, PC_ERROR_DEVICE.
+ */
+PC_API pc_status pc_context_synchronize(pc_handle context);
+
+/* State of a request. */
+typedef struct pc_request_info {
+    uint32_t struct_size;     /* in: sizeof(pc_request_info) */
+    uint32_t phase;           /* PC_PHASE_ADMITTED .. */
+    uint32_t pending;         /* 1: device work may be in flight; drain before letting go */
+    uint32_t awaiting_draft;  /* 1: EAGLE: prompts frozen, not published yet */
+    uint32_t report_due;      /* 1: pc_context_report is due */
+    uint32_t execution;       /* PC_EXECUTE_VANILLA .. */
+    uint32_t num_sequences;   /* the active batch */
+    int32_t compaction_batch; /* new batch between begin_compaction and compact; else -1 */
+} pc_request_info;
+
+/*
+ * Changes nothing.
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED.
+ */
+PC_API pc_status pc_context_get_request(pc_handle context, pc_handle request, pc_request_info *info);
+
+/* State of one sequence. */
+typedef struct pc_sequence_info {
+    uint32_t struct_size; /* in: sizeof(pc_sequence_info) */
+    int32_t slot;         /* resident batch slot */
+    int32_t tokens;       /* history: prompt and accepted tokens */
+    int32_t prefill_start;
+    int32_t committed;
+    int32_t common; /* EAGLE: materialised in both caches */
+    int32_t published_blocks;
+    int32_t published_length; /* hybrid: longest snapshot published */
+    int32_t frozen_length;    /* EAGLE: prompt that awaits publication; -1: none */
+    uint32_t staged;          /* 1: hybrid: a captured snapshot awaits publication */
+    int32_t base_pages;       /* pages of its lease */
+    int32_t draft_pages;
+    uint32_t reserved0;
+} pc_sequence_info;
+
+/*
+ * Changes nothing.
+ *   index  0 .. num_sequences - 1
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED.
+ */
+PC_API pc_status pc_context_get_sequence(pc_handle context, pc_handle request, uint32_t index, pc_sequence_info *info);
+
+/*
+ * Pages of a sequence, as pc_manager_lease_pages. Changes nothing.
+ */
+PC_API pc_status pc_context_sequence_pages(pc_handle context, pc_handle request, uint32_t index, uint32_t model,
+                                           uint64_t first, int32_t *pages, uint64_t space, uint64_t *num_pages);
+
+/*
+ * Token history of a sequence. Changes nothing.
+ *   first          token to begin with
+ *   tokens, space  out: at most `space` tokens from there on; may be null when space is 0
+ *   num_tokens     out: length of the history
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_context_sequence_tokens(pc_handle context, pc_handle request, uint32_t index, uint64_t first,
+                                            int32_t *tokens, uint64_t space, uint64_t *num_tokens);
+
+/* Counters since creation, and gauges (now). A batch that is refused counts
+ * nothing but its planning time. */
+typedef struct pc_context_metrics {
+    uint32_t struct_size; /* in: sizeof(pc_context_metrics) */
+    uint32_t poisoned;    /* gauge: 1 for good after a failed synchronisation */
+    uint64_t admitted_sequences;
+    uint64_t hit_sequences;           /* matched > 0 */
+    uint64_t media_aware_sequences;   /* with media digests */
+    uint64_t lookup_bypass_sequences; /* bypass policy, or forced cold */
+    uint64_t forced_cold_sequences;
+    uint64_t standard_plans; /* the three add up to admitted_sequences */
+    uint64_t no_reusable_prefix_plans;
+    uint64_t full_input_rewind_plans;
+    uint64_t matched_tokens; /* >= reused_tokens */
+    uint64_t reused_tokens;
+    uint64_t skipped_media_positions; /* media positions inside reused prefixes */
+    uint64_t publication_attempts;    /* equals published_endpoints */
+    uint64_t committed_publications;  /* new records and draft upgrades */
+    uint64_t existing_publications;
+    uint64_t published_endpoints; /* committed + existing */
+    uint64_t hybrid_restores;
+    uint64_t hybrid_snapshot_pressure_skips;  /* a capture was skipped: no slot */
+    uint64_t hybrid_capture_synchronizations; /* decode ends that needed a synchronisation */
+    uint64_t spec_full_page_replays;
+    uint64_t spec_pair_publications;
+    uint64_t planning_nanoseconds;
+    uint64_t quarantined_requests; /* so far */
+    uint64_t active_requests;      /* gauge: live and quarantined */
+} pc_context_metrics;
+
+/*
+ * Pools and evictions: pc_manager_get_stats of pc_context_manager.
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED.
+ */
+PC_API pc_status pc_context_get_metrics(pc_handle context, pc_context_metrics *metrics);
+
 /* ----------------------------------------------------------- function table */
 
 /*
@@ -484,6 +1506,84 @@ typedef struct pc_api {
                               pc_omni_slot_state *states, void *rows, uint64_t rows_bytes);
     pc_status (*omni_check)(pc_handle cache);
     pc_status (*omni_fail_write)(pc_handle cache, uint64_t nth);
+    pc_status (*digest_sequence)(const pc_sequence *sequence, int32_t tokens_per_page, pc_hash128 *digests,
+                                 uint64_t num_digests, pc_hash128 *prefix);
+    pc_status (*digest_bytes)(const void *data, uint64_t size, pc_hash128 *digest);
+    pc_status (*manager_create)(const pc_manager_options *options, pc_handle *manager);
+    pc_status (*manager_destroy)(pc_handle *manager);
+    pc_status (*manager_acquire)(pc_handle manager, uint32_t mode, uint32_t lookup, const pc_sequence *sequence,
+                                 pc_plan *plan, int32_t *base_pages, uint64_t num_base, int32_t *draft_pages,
+                                 uint64_t num_draft, pc_handle *lease);
+    pc_status (*manager_append)(pc_handle manager, pc_handle lease, const int32_t *tokens, uint64_t num_tokens);
+    pc_status (*manager_grow)(pc_handle manager, pc_handle lease, int32_t base, int32_t draft, int32_t *base_pages,
+                              int32_t *draft_pages);
+    pc_status (*manager_publish)(pc_handle manager, pc_handle lease, int64_t resident, pc_publication *publication);
+    pc_status (*manager_publish_keys)(pc_handle manager, pc_handle lease, uint64_t first, const pc_hash128 *keys,
+                                      uint64_t num_keys, int64_t resident, pc_publication *publication);
+    pc_status (*manager_reserve)(pc_handle manager, pc_handle lease, uint32_t need_partial, int32_t *recurrent_slot,
+                                 int32_t *partial_slot);
+    pc_status (*manager_publish_hybrid)(pc_handle manager, pc_handle lease, int64_t length, int32_t recurrent_slot,
+                                        int32_t partial_slot, pc_publication *publication);
+    pc_status (*manager_publish_hybrid_keys)(pc_handle manager, pc_handle lease, uint64_t first, const pc_hash128 *keys,
+                                             uint64_t num_keys, const pc_checkpoint *checkpoint, int32_t recurrent_slot,
+                                             int32_t partial_slot, pc_publication *publication);
+    pc_status (*manager_retire)(pc_handle manager, pc_handle lease, int32_t recurrent_slot, int32_t partial_slot);
+    pc_status (*manager_release_restored)(pc_handle manager, pc_handle lease);
+    pc_status (*manager_lease_pages)(pc_handle manager, pc_handle lease, uint32_t model, uint64_t first, int32_t *pages,
+                                     uint64_t space, uint64_t *num_pages);
+    pc_status (*manager_release)(pc_handle manager, pc_handle *lease);
+    pc_status (*manager_lookup)(pc_handle manager, uint32_t mode, const pc_sequence *sequence, pc_plan *plan);
+    pc_status (*manager_invalidate)(pc_handle manager, const pc_hash128 *adapter, const uint64_t *generation,
+                                    uint64_t *removed);
+    pc_status (*manager_flush)(pc_handle manager, uint64_t *removed);
+    pc_status (*manager_evict)(pc_handle manager, uint64_t record);
+    pc_status (*manager_records)(pc_handle manager, pc_record *records, uint64_t space, uint64_t *num_records);
+    pc_status (*manager_record_pages)(pc_handle manager, uint64_t record, uint32_t model, uint64_t first,
+                                      int32_t *pages, uint64_t space, uint64_t *num_pages);
+    pc_status (*manager_references)(pc_handle manager, uint32_t resource, int32_t index, int32_t *active,
+                                    int32_t *cached);
+    pc_status (*manager_get_stats)(pc_handle manager, pc_manager_stats *stats);
+    pc_status (*manager_check)(pc_handle manager);
+    pc_status (*manager_dump)(pc_handle manager, char *text, uint64_t space, uint64_t *size);
+    pc_status (*table_create)(const pc_table_options *options, pc_handle *table);
+    pc_status (*table_destroy)(pc_handle *table);
+    pc_status (*table_set_identity)(pc_handle table);
+    pc_status (*table_set_rows)(pc_handle table, const int32_t *slots, uint64_t num_rows, const int32_t *pages,
+                                const int64_t *offsets);
+    pc_status (*table_compact_rows)(pc_handle table, const int32_t *old_to_new, uint64_t count, int32_t new_batch);
+    pc_status (*table_upload)(pc_handle table, uint64_t stream, uint32_t *uploaded);
+    pc_status (*table_get_row)(pc_handle table, int32_t slot, int32_t *row);
+    pc_status (*table_get_info)(pc_handle table, pc_table_info *info);
+    pc_status (*table_check)(pc_handle table);
+    pc_status (*context_validate_deployment)(const pc_deployment *deployment, uint32_t *kind);
+    pc_status (*context_create)(const pc_context_options *options, pc_handle *context);
+    pc_status (*context_destroy)(pc_handle *context);
+    pc_status (*context_manager)(pc_handle context, pc_handle *manager);
+    pc_status (*context_begin)(pc_handle context, const pc_admission *admission, pc_sequence_start *starts,
+                               pc_handle *request);
+    pc_status (*context_report)(pc_handle context, pc_handle request, uint32_t outcome, pc_work *work);
+    pc_status (*context_prepare_prefill)(pc_handle context, pc_handle request, pc_work *work);
+    pc_status (*context_capture_prefill)(pc_handle context, pc_handle request, pc_work *work);
+    pc_status (*context_finalize_prefill)(pc_handle context, pc_handle request, const pc_advance *advance,
+                                          pc_work *work);
+    pc_status (*context_prepare_decode)(pc_handle context, pc_handle request, int32_t base_headroom,
+                                        int32_t draft_headroom, pc_work *work);
+    pc_status (*context_complete_decode)(pc_handle context, pc_handle request, const pc_advance *advance,
+                                         pc_work *work);
+    pc_status (*context_begin_compaction)(pc_handle context, pc_handle request, const int32_t *old_to_new,
+                                          uint64_t count, int32_t new_batch, uint64_t device_mapping, pc_work *work);
+    pc_status (*context_compact)(pc_handle context, pc_handle request, pc_work *work);
+    pc_status (*context_finish)(pc_handle context, pc_handle request, pc_work *work);
+    pc_status (*context_abandon)(pc_handle context, pc_handle request, uint32_t drained);
+    pc_status (*context_shutdown)(pc_handle context, uint32_t drained);
+    pc_status (*context_synchronize)(pc_handle context);
+    pc_status (*context_get_request)(pc_handle context, pc_handle request, pc_request_info *info);
+    pc_status (*context_get_sequence)(pc_handle context, pc_handle request, uint32_t index, pc_sequence_info *info);
+    pc_status (*context_sequence_pages)(pc_handle context, pc_handle request, uint32_t index, uint32_t model,
+                                        uint64_t first, int32_t *pages, uint64_t space, uint64_t *num_pages);
+    pc_status (*context_sequence_tokens)(pc_handle context, pc_handle request, uint32_t index, uint64_t first,
+                                         int32_t *tokens, uint64_t space, uint64_t *num_tokens);
+    pc_status (*context_get_metrics)(pc_handle context, pc_context_metrics *metrics);
 } pc_api;
 
 /*
