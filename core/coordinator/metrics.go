@@ -3,6 +3,8 @@ package coordinator
 import (
 	"fmt"
 	"strings"
+
+	"libprefixcache/core/prefix"
 )
 
 // Metrics are the cumulative counters of section 14, plus occupancy at the
@@ -46,6 +48,45 @@ type PoolMetrics struct {
 	Capacity  int64
 	Free      int64
 	Reclaimed int64 // returned to the free list by evictions so far (C-66)
+}
+
+// countPlan counts one acquired sequence.
+func (m *Metrics) countPlan(p *prefix.Plan, s *sequence, media, bypass bool) {
+	m.AdmittedSequences++
+	m.MatchedTokens += int64(p.Matched)
+	m.ReusedTokens += int64(p.Reuse)
+	m.SkippedMediaPositions += int64(s.skippedMedia)
+	m.HitSequences += count(p.Matched > 0)
+	m.MediaAwareSequences += count(media)
+	m.LookupBypassSequences += count(bypass)
+	m.ForcedColdSequences += count(s.forcedCold)
+	m.SpecFullPageReplays += count(p.Replay == prefix.FullPageReplay)
+	m.StandardPlans += count(p.Kind == prefix.Standard)
+	m.NoReusablePrefixPlans += count(p.Kind == prefix.NoReusablePrefix)
+	m.FullInputRewindPlans += count(p.Kind == prefix.FullInputRewind)
+}
+
+func count(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// addAdmission adds the counters that countPlan moves.
+func (m *Metrics) addAdmission(d *Metrics) {
+	m.AdmittedSequences += d.AdmittedSequences
+	m.MatchedTokens += d.MatchedTokens
+	m.ReusedTokens += d.ReusedTokens
+	m.SkippedMediaPositions += d.SkippedMediaPositions
+	m.HitSequences += d.HitSequences
+	m.MediaAwareSequences += d.MediaAwareSequences
+	m.LookupBypassSequences += d.LookupBypassSequences
+	m.ForcedColdSequences += d.ForcedColdSequences
+	m.SpecFullPageReplays += d.SpecFullPageReplays
+	m.StandardPlans += d.StandardPlans
+	m.NoReusablePrefixPlans += d.NoReusablePrefixPlans
+	m.FullInputRewindPlans += d.FullInputRewindPlans
 }
 
 // String is one "name value" pair a line, in the order of the fields.
