@@ -29,25 +29,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from prefixcache._errors import OmniPrefixCacheUnmatchError
+
 __all__ = ["FullAttentionGroupView", "check_block_layout"]
 
 
-def _unmatch_error() -> type[Exception]:
-    # Imported when something is wrong: the drop-in module brings the library in.
-    from prefixcache.omni import OmniPrefixCacheUnmatchError
-
-    return OmniPrefixCacheUnmatchError
-
-
-def check_block_layout(block_table: Any, block_size: int, error: type[Exception] | None = None) -> None:
+def check_block_layout(block_table: Any, block_size: int, error: type[Exception] = OmniPrefixCacheUnmatchError) -> None:
     """Refuse block tables whose ids are not the scheduler's blocks.
 
     Two of vLLM's layouts break the slot formula: an attention backend that
     splits a block into several kernel blocks (the table then holds kernel
     ids), and decode context parallel (tokens of a block lie on several ranks).
 
-    Raises ``error`` (default: OmniPrefixCacheUnmatchError) for those, and when
-    the table's own block size is not ``block_size``.
+    Raises ``error`` for those, and when the table's own block size is not
+    ``block_size``.
     """
     parts = int(getattr(block_table, "blocks_per_kv_block", 1))
     ranks = int(getattr(block_table, "dcp_world_size", 1))
@@ -67,7 +62,7 @@ def check_block_layout(block_table: Any, block_size: int, error: type[Exception]
     elif table_block_size != int(block_size):
         text = f"block_size {block_size} of the omni prefix cache does not match the block table's ({table_block_size})"
     if text is not None:
-        raise (error or _unmatch_error())(text)
+        raise error(text)
 
 
 class FullAttentionGroupView:
@@ -77,8 +72,8 @@ class FullAttentionGroupView:
     scheduler's, in tokens.
     """
 
-    #: Class of the refusals; None is OmniPrefixCacheUnmatchError.
-    error_type: type[Exception] | None = None
+    #: Class of the refusals; a host that catches its own class sets it.
+    error_type: type[Exception] = OmniPrefixCacheUnmatchError
 
     def __init__(self, input_batch: Any, block_size: int) -> None:
         check_block_layout(input_batch.block_table[0], block_size, self.error_type)

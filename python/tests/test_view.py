@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from prefixcache._errors import OmniPrefixCacheUnmatchError
 from prefixcache.view import FullAttentionGroupView, check_block_layout
 
 
@@ -109,8 +110,8 @@ def test_unknown_request_is_a_key_error():
     ],
 )
 def test_startup_refusals(layout, fragment):
-    with pytest.raises(Refused, match=fragment):
-        check_block_layout(SimpleNamespace(**layout), 16, Refused)
+    with pytest.raises(OmniPrefixCacheUnmatchError, match=fragment):
+        check_block_layout(SimpleNamespace(**layout), 16)
 
     class View(FullAttentionGroupView):
         error_type = Refused

@@ -1,0 +1,140 @@
+"""install() against real vllm-omni releases, and its refusals.
+
+The releases come from the package index on the first run and stay under build/.
+Without network the tests fail and say so; PREFIXCACHE_OFFLINE=1 makes them
+skips instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prefixcache import vllm_omni
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HOST = Path(__file__).with_name("vllm_omni_host.py")
+RELEASES = ["0.30.0", "0.32.0rc1"]  # the newest stable one, and the newest one: one for each interface
+
+
+def fetch(release: str) -> Path:
+    """Folder with this release of vllm-omni, without its dependencies; cached."""
+    tag = f"{sys.implementation.cache_tag}"
+    folder = REPOSITORY / "build" / "vllm-omni" / f"{release}-{tag}"
+    if (folder / "complete").exists():
+        return folder
+    # msgspec: vllm-omni's payload module, which its runner mixin imports, needs it.
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(folder)]
+    done = subprocess.run([*command, f"vllm-omni=={release}", "msgspec"], capture_output=True, text=True)
+    if done.returncode != 0:
+        reason = f"vllm-omni {release} could not be installed for this test: {done.stderr.strip()[-500:]}"
+        if os.environ.get("PREFIXCACHE_OFFLINE") == "1":
+            pytest.skip(reason)
+        pytest.fail(f"{reason}\n(PREFIXCACHE_OFFLINE=1 skips these tests where there is no network)", pytrace=False)
+    (folder / "complete").touch()
+    return folder
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY / "python"), "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env, timeout=120)
+
+
+def drive(release: str, which: str) -> dict:
+    done = python(str(HOST), str(fetch(release)), which)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_runner_of_the_release_drives_our_manager(release):
+    ours = drive(release, "installed")
+    assert ours["manager"] == "prefixcache._vllm_omni_bridge"
+    assert ours["rows"] > 100
+    original = drive(release, "original")
+    assert original["manager"] == "vllm_omni.core.prefix_cache.manager"
+    assert (ours["digest"], ours["rows"]) == (original["digest"], original["rows"])
+
+
+def test_supported_releases_are_the_tested_ones():
+    assert set(RELEASES) <= set(vllm_omni.SUPPORTED_RELEASES)
+
+
+def fake_release(folder: Path, version: str, manager: str | None = None) -> str:
+    """A stand-in distribution: metadata with a version, and a manager module when given."""
+    info = folder / f"vllm_omni-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm-omni\nVersion: {version}\n")
+    package = folder / "vllm_omni" / "core" / "prefix_cache"
+    package.mkdir(parents=True)
+    for where in (package.parents[1], package.parent, package):
+        (where / "__init__.py").write_text("")
+    if manager is not None:
+        (package / "manager.py").write_text(manager)
+        (package / "group_view.py").write_text("class FullAttentionGroupView: pass\n")
+        (package / "interface.py").write_text("")
+    return str(folder)
+
+
+def message_of(code: str, path: str) -> str:
+    done = python("-c", f"import sys; sys.path.insert(0, {path!r})\nfrom prefixcache import vllm_omni\n{code}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+CATCH = """
+try:
+    vllm_omni.install(allow_untested={untested})
+except vllm_omni.{error} as e:
+    print(e)
+assert not vllm_omni.installed()
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "untested", "fragment"),
+    [
+        ("0.28.0", False, "without a replaceable manager"),
+        ("0.29.0rc1", True, "without a replaceable manager"),
+        ("0.33.0", False, "it was not tested"),
+        ("0.33.0", True, "another interface"),
+        ("0.32.1", False, "another interface"),
+    ],
+)
+def test_other_releases_are_refused_by_name(tmp_path, version, untested, fragment):
+    manager = "class OmniPrefixCacheManager:\n    def __init__(self, everything): pass\n"
+    path = fake_release(tmp_path, version, manager)
+    text = message_of(CATCH.format(untested=untested, error="UnsupportedVllmOmniError"), path)
+    assert f"vllm-omni {version} is not supported" in text and fragment in text
+    assert all(release in text for release in vllm_omni.SUPPORTED_RELEASES)
+
+
+def test_missing_vllm_omni_is_named(tmp_path):
+    text = message_of(CATCH.format(untested=False, error="VllmOmniNotFoundError"), str(tmp_path))
+    assert "vllm-omni is not installed" in text
+
+
+def test_plugin_entry_never_ends_the_engine(tmp_path):
+    """vLLM calls register() without a net: it must not raise, whatever is installed."""
+    message_of("vllm_omni.register()", str(tmp_path / "nothing"))
+    text = message_of("import logging; logging.basicConfig()\nvllm_omni.register()", fake_release(tmp_path, "0.28.0"))
+    assert "vllm-omni 0.28.0 is not supported" in text and "keeps its own" in text
+
+
+def test_import_brings_neither_torch_nor_vllm():
+    done = python(
+        "-c",
+        "import sys, prefixcache.vllm_omni\n"
+        "print(sorted({'torch', 'vllm', 'vllm_omni', 'numpy', 'prefixcache._ffi'} & set(sys.modules)))",
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_uninstall_without_install_is_harmless():
+    vllm_omni.uninstall()
+    assert not vllm_omni.installed()
