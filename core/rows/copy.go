@@ -36,7 +36,3 @@ func Zero(p unsafe.Pointer, n int64) {
 	}
 	clear(unsafe.Slice((*byte)(p), n))
 }
-
-func copyPlain(dst, src unsafe.Pointer, n int64) {
-	copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
-}

@@ -2,25 +2,129 @@ package rows
 
 import "unsafe"
 
+// Rows of a mirror lie anywhere, so the hardware prefetcher, which stops at the
+// end of a 4 KiB page, starts anew at every row. The gather therefore asks for
+// the head of each piece as it is queued, and copies the piece once aheadBytes
+// more are queued behind it. Asking for more than the head is slower: the
+// hardware follows on its own from there.
+//
+// Measured on Zen 3 with busy neighbours, random rows in 1 GiB, best of 40, GB/s,
+// memmove per run / this:
+//
+//	4 KiB rows alone 5.8 / 7.2, in runs of 16 8.8 / 12.1; 256 B 1.9 / 2.5;
+//	100 kB 8.6 / 13.3; 64 B 0.94 / 0.91 (so the shortest go straight)
+//	4 KiB alone with the whole next row prefetched: 6.2
+const (
+	gatherPiece    = 16 << 10
+	headBytes      = 8 * lineBytes
+	aheadBytes     = 4 << 10
+	aheadMoves     = 8 // queue length
+	gatherMinBytes = 128
+)
+
+// gatherStreamBytes is the batch from which the destination is streamed, too: it
+// no longer fits the caches, so to read its lines before writing them is waste.
+// 16 MiB in runs of 64 KiB, with a reader afterwards: 11.0 GB/s against 8.0. At
+// 1 MiB the reader loses, 6.0 against 6.7.
+const gatherStreamBytes = 16 << 20
+
+type piece struct {
+	dst, src unsafe.Pointer
+	n        int64
+}
+
+// source carries what is the same for every move of one gather, and the queue of
+// pieces that were asked for and not yet copied.
+type source struct {
+	k      *kernel
+	base   unsafe.Pointer // of the mirror
+	dst    unsafe.Pointer // of row 0
+	row    int64          // bytes of a row
+	stream bool
+	queue  [aheadMoves]piece
+	head   uint // next to copy
+	tail   uint // next free; tail-head are queued
+	queued int64
+}
+
+// get moves the n rows from slot on to destination row i and after.
+func (s *source) get(i, slot, n int64) {
+	dst, src := unsafe.Add(s.dst, i*s.row), unsafe.Add(s.base, slot*s.row)
+	if n *= s.row; n < gatherMinBytes {
+		copyPlain(dst, src, n)
+		return
+	}
+	for o := int64(0); o < n; o += gatherPiece {
+		p := piece{unsafe.Add(dst, o), unsafe.Add(src, o), min(n-o, gatherPiece)}
+		s.k.prefetch(p.src, min(p.n, headBytes))
+		s.queue[s.tail%aheadMoves] = p
+		s.tail++
+		s.queued += p.n
+		for s.queued > aheadBytes || s.tail-s.head == aheadMoves {
+			s.copyOne()
+		}
+	}
+}
+
+func (s *source) copyOne() {
+	p := &s.queue[s.head%aheadMoves]
+	s.head++
+	s.queued -= p.n
+	switch {
+	case s.stream:
+		s.k.stream(p.dst, p.src, p.n)
+	case p.n < streamMinBytes:
+		copyPlain(p.dst, p.src, p.n)
+	default:
+		s.k.plain(p.dst, p.src, p.n)
+	}
+}
+
+func (s *source) done() {
+	for s.head != s.tail {
+		s.copyOne()
+	}
+	if s.stream {
+		s.k.fence()
+	}
+}
+
+func (m *Mirror) source(dst unsafe.Pointer, rows int64) source {
+	n := rows * m.rowBytes
+	return source{k: active.Load(), base: m.base, dst: dst, row: m.rowBytes, stream: n >= gatherStreamBytes}
+}
+
 // Gather reads the rows of slots, in order, into dst without gaps.
 func (m *Mirror) Gather(dst unsafe.Pointer, slots []int64) {
-	for i, s := range slots {
-		Copy(unsafe.Add(dst, int64(i)*m.rowBytes), m.Row(s), m.rowBytes)
+	s := m.source(dst, int64(len(slots)))
+	for i := 0; i < len(slots); {
+		j := i + 1
+		for j < len(slots) && slots[j] == slots[j-1]+1 {
+			j++
+		}
+		s.get(int64(i), slots[i], int64(j-i))
+		i = j
 	}
+	s.done()
 }
 
 // GatherRuns is Gather with the slots given as runs.
 func (m *Mirror) GatherRuns(dst unsafe.Pointer, runs []Run) {
+	s := m.source(dst, RunRows(runs))
+	var i int64
 	for _, r := range runs {
-		Copy(dst, m.Row(r.Slot), r.Len*m.rowBytes)
-		dst = unsafe.Add(dst, r.Len*m.rowBytes)
+		s.get(i, r.Slot, r.Len)
+		i += r.Len
 	}
+	s.done()
 }
 
 // GatherSpans reads the slots of each span to rows Row, Row+1, … of dst. Rows of
 // dst that no span names are left alone.
 func (m *Mirror) GatherSpans(dst unsafe.Pointer, spans []Span) {
-	for _, s := range spans {
-		Copy(unsafe.Add(dst, s.Row*m.rowBytes), m.Row(s.Slot), s.Len*m.rowBytes)
+	s := m.source(dst, SpanRows(spans))
+	for _, p := range spans {
+		s.get(p.Row, p.Slot, p.Len)
 	}
+	s.done()
 }

@@ -1,0 +1,230 @@
+package rows
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand"
+	"testing"
+	"unsafe"
+)
+
+// model is the oracle: a mirror as a map of rows, and nothing shared with the
+// package but the meaning of a slot.
+type model struct {
+	row  int
+	rows map[int64][]byte
+}
+
+func (m *model) get(slot int64) []byte {
+	if b, ok := m.rows[slot]; ok {
+		return b
+	}
+	return make([]byte, m.row)
+}
+
+// move is one row of a plan: source or destination row, and slot.
+type move struct{ row, slot int64 }
+
+func expand(spans []Span) (ms []move) {
+	for _, s := range spans {
+		for i := int64(0); i < s.Len; i++ {
+			ms = append(ms, move{s.Row + i, s.Slot + i})
+		}
+	}
+	return ms
+}
+
+// randomSlots mixes runs, single slots and repeats.
+func randomSlots(r *rand.Rand, n int, limit int64) []int64 {
+	var s []int64
+	for len(s) < n {
+		at, l := r.Int63n(limit), int64(1)
+		if r.Intn(2) == 0 {
+			l = 1 + r.Int63n(9)
+		}
+		for i := int64(0); i < l && at+i < limit && len(s) < n; i++ {
+			s = append(s, at+i)
+		}
+	}
+	return s
+}
+
+// checkMoves runs random scatters and gathers of one width against the model,
+// through all three ways to name slots.
+func checkMoves(r *rand.Rand, slots int64, row, rounds, most int) error {
+	m, err := NewMirror(slots, int64(row), MirrorOptions{SmallPages: r.Intn(2) == 0})
+	if err != nil {
+		return err
+	}
+	defer m.Free()
+	ref := &model{row: row, rows: map[int64][]byte{}}
+	for round := 0; round < rounds; round++ {
+		n := 1 + r.Intn(most)
+		ids := randomSlots(r, n, slots)
+		form := r.Intn(3)
+		spans := AppendSpans(nil, 0, ids)
+		if form == 2 {
+			// Leave some out and take them in any order: that is what spans are for.
+			r.Shuffle(len(spans), func(i, j int) { spans[i], spans[j] = spans[j], spans[i] })
+			spans = spans[:1+r.Intn(len(spans))]
+		}
+		stride := row
+		if r.Intn(2) == 0 {
+			stride += r.Intn(130)
+		}
+		src := newGuarded((n-1)*stride+row, r.Intn(64))
+		r.Read(src.body)
+		tee := newGuarded(n*row, r.Intn(64))
+		wantTee := bytes.Clone(tee.body)
+		withTee := r.Intn(2) == 0
+		what := fmt.Sprintf("kernel %s row %d stride %d n %d form %d tee %v", Kernel(), row, stride, n, form, withTee)
+		switch s := int64(stride); {
+		case form == 0 && withTee:
+			m.ScatterTee(src.ptr(), s, ids, tee.ptr())
+		case form == 0:
+			m.Scatter(src.ptr(), s, ids)
+		case form == 1 && withTee:
+			m.ScatterTeeRuns(src.ptr(), s, AppendRuns(nil, ids), tee.ptr())
+		case form == 1:
+			m.ScatterRuns(src.ptr(), s, AppendRuns(nil, ids))
+		case withTee:
+			m.ScatterTeeSpans(src.ptr(), s, spans, tee.ptr())
+		default:
+			m.ScatterSpans(src.ptr(), s, spans)
+		}
+		for _, mv := range expand(spans) {
+			b := src.body[int(mv.row)*stride:][:row]
+			ref.rows[mv.slot] = bytes.Clone(b)
+			if withTee {
+				copy(wantTee[int(mv.row)*row:], b)
+			}
+		}
+		if !bytes.Equal(tee.body, wantTee) || !tee.intact() || !src.intact() {
+			return fmt.Errorf("scatter %s: wrong tee", what)
+		}
+		for slot := int64(0); slot < slots; slot++ {
+			if !bytes.Equal(unsafe.Slice((*byte)(m.Row(slot)), row), ref.get(slot)) {
+				return fmt.Errorf("scatter %s: wrong row in slot %d", what, slot)
+			}
+		}
+		dst := newGuarded(n*row, r.Intn(64))
+		want := bytes.Clone(dst.body)
+		for _, mv := range expand(spans) {
+			copy(want[int(mv.row)*row:], ref.get(mv.slot))
+		}
+		switch form {
+		case 0:
+			m.Gather(dst.ptr(), ids)
+		case 1:
+			m.GatherRuns(dst.ptr(), AppendRuns(nil, ids))
+		default:
+			m.GatherSpans(dst.ptr(), spans)
+		}
+		if !bytes.Equal(dst.body, want) || !dst.intact() {
+			return fmt.Errorf("gather %s: wrong bytes", what)
+		}
+	}
+	return nil
+}
+
+func TestMovesAgreeWithTheModel(t *testing.T) {
+	widths := []int{1, 2, 3, 7, 8, 16, 63, 64, 65, 127, 128, 192, 200, 255, 256, 257, 1000, 4096, 4100, 20_000, 70_000}
+	for _, k := range Kernels() {
+		t.Run(k, func(t *testing.T) {
+			withKernel(t, k)
+			r := rand.New(rand.NewSource(7))
+			for _, w := range widths {
+				if err := checkMoves(r, 40, w, 6, 60); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i := 0; i < 30; i++ {
+				if err := checkMoves(r, 1+r.Int63n(50), 1+r.Intn(600), 4, 40); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// Rows of megabytes: pieces, and a gather that is streamed.
+			if err := checkMoves(r, 9, 2<<20+24, 3, 9); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// A streamed gather is its own path; make sure that the test above reached it
+// with a batch that is sure to be large enough.
+func TestGatherStreamsLargeBatches(t *testing.T) {
+	const row, slots = 1<<20 + 8, 20
+	for _, k := range Kernels() {
+		withKernel(t, k)
+		m, err := NewMirror(slots, row, MirrorOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		src := make([]byte, row*slots)
+		rand.New(rand.NewSource(3)).Read(src)
+		ids := make([]int64, slots)
+		for i := range ids {
+			ids[i] = int64(slots - 1 - i)
+		}
+		m.Scatter(unsafe.Pointer(&src[0]), row, ids)
+		if s := m.source(nil, slots); !s.stream {
+			t.Fatalf("a gather of %d bytes is not streamed", row*slots)
+		}
+		dst := newGuarded(row*slots, 5)
+		m.Gather(dst.ptr(), ids)
+		if !bytes.Equal(dst.body, src) || !dst.intact() {
+			t.Errorf("%s: wrong bytes", k)
+		}
+		m.Free()
+	}
+}
+
+func TestScatterOfStrideZeroRepeatsTheRow(t *testing.T) {
+	m, err := NewMirror(8, 300, MirrorOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Free()
+	row := bytes.Repeat([]byte{1, 2, 3}, 100)
+	m.Scatter(unsafe.Pointer(&row[0]), 0, []int64{1, 2, 3, 7})
+	for s := int64(0); s < 8; s++ {
+		got := unsafe.Slice((*byte)(m.Row(s)), 300)
+		want := row
+		if s == 0 || s > 3 && s < 7 {
+			want = make([]byte, 300)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("slot %d is wrong", s)
+		}
+	}
+}
+
+func TestCopyRowsAndZero(t *testing.T) {
+	r := rand.New(rand.NewSource(5))
+	for i := 0; i < 200; i++ {
+		row, n := 1+r.Intn(500), 1+r.Intn(20)
+		ds, ss := row+r.Intn(2)*r.Intn(70), row+r.Intn(2)*r.Intn(70)
+		src, dst := newGuarded((n-1)*ss+row, r.Intn(64)), newGuarded((n-1)*ds+row, r.Intn(64))
+		r.Read(src.body)
+		want := bytes.Clone(dst.body)
+		for j := 0; j < n; j++ {
+			copy(want[j*ds:j*ds+row], src.body[j*ss:])
+		}
+		CopyRows(dst.ptr(), int64(ds), src.ptr(), int64(ss), int64(row), int64(n))
+		if !bytes.Equal(dst.body, want) || !dst.intact() {
+			t.Fatalf("CopyRows row %d n %d strides %d %d: wrong bytes", row, n, ds, ss)
+		}
+	}
+	big := newGuarded(2*pieceBytes+77, 3)
+	src := newGuarded(2*pieceBytes+77, 1)
+	r.Read(src.body)
+	Copy(big.ptr(), src.ptr(), int64(len(src.body)))
+	if !bytes.Equal(big.body, src.body) || !big.intact() {
+		t.Error("Copy over several pieces: wrong bytes")
+	}
+	Zero(big.ptr(), int64(len(big.body)))
+	if !bytes.Equal(big.body, make([]byte, len(big.body))) || !big.intact() {
+		t.Error("Zero over several pieces: wrong bytes")
+	}
+}
