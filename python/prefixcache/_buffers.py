@@ -1,0 +1,43 @@
+"""Memory of results: torch's own below 1 MiB, the library's arena from there on.
+
+Large fresh allocations cost a page fault for every 4 KiB on first touch, which is
+most of a prefill's time; the arena recycles huge pages. A buffer goes back when the
+last tensor that views it dies, whichever thread drops it, and never earlier: results
+stay valid after the manager that made them is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import torch
+
+from prefixcache import _ffi
+
+# Below this, torch's allocator has warm memory and the wrapping costs more.
+ARENA_BYTES = 1 << 20
+
+_PyBUF_WRITE = 0x200
+
+_memory_at: Any = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory_at.restype = ctypes.py_object
+_memory_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+
+
+def allocate(library: _ffi.Library, shape: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
+    """An uninitialised contiguous tensor of ``shape``; ``nbytes`` is its size.
+
+    Call it in inference mode: views of such a tensor are made in half the time.
+    """
+    if nbytes < ARENA_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    data, buffer = ctypes.c_void_p(), ctypes.c_uint64()
+    library.check(library.buffer_acquire(nbytes, ctypes.addressof(data), ctypes.addressof(buffer)))
+    memory = _memory_at(data.value, nbytes, _PyBUF_WRITE)
+    # torch's storage holds `memory`, so its end is the end of the last view.
+    finalizer = weakref.finalize(memory, library.buffer_release, buffer.value)
+    # At exit views may still be read; the process gives everything back anyway.
+    finalizer.atexit = False
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

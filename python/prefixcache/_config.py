@@ -1,0 +1,137 @@
+"""Value types of the omni cache: configuration, model policy, result."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from prefixcache import _ffi
+from prefixcache._errors import PrefixCacheArgumentError
+
+# Reserved name of the hidden state; multimodal names are flat dotted strings.
+HIDDEN_KEY = "__hidden_states__"
+
+_NO_WAIT = -1  # claim_timeout_ns below zero: fail at once instead of waiting
+_MAX_TIMEOUT_NS = 1 << 62
+
+
+@dataclass(frozen=True)
+class PrefixCacheConfig:
+    """Size and flow control of one cache.
+
+    Nothing is checked here; :meth:`options` and the library check when a manager
+    is created.
+    """
+
+    # KV blocks mirrored: the scheduler's num_gpu_blocks. Memory is used row by row.
+    num_blocks: int
+    # Tokens of a block: the scheduler's, or slots will not match.
+    block_size: int
+    # Cap on bytes that were saved and are not in the cache yet. Lower saves memory
+    # and makes deferred keys write earlier; a single larger step is still admitted.
+    gpu_staging_bytes: int = 512 << 20
+    # Steps that may be saved and not yet consumed. One more save waits.
+    staging_depth: int = 4
+    # Rows of one step at most; a larger step is an error, never cut.
+    staging_capacity_tokens: int = 1024
+    # Bound of every wait, in seconds. 0 or less: do not wait.
+    staging_claim_timeout_s: float = 30.0
+    # Piece of the device copy of a deferred key.
+    copy_chunk_bytes: int = 16 << 20
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        num_blocks: int,
+        block_size: int,
+        scheduler_config: Any = None,
+        model_config: Any = None,
+    ) -> PrefixCacheConfig:
+        """Sizes a staging slot for the largest step that the scheduler can make.
+
+        The capacity is the first usable one of the scheduler's
+        ``max_num_batched_tokens``, its ``max_model_len``, the model's
+        ``max_model_len``, and 1024; at least 1. Attributes may be missing.
+        """
+        capacity = (
+            getattr(scheduler_config, "max_num_batched_tokens", None)
+            or getattr(scheduler_config, "max_model_len", None)
+            or getattr(model_config, "max_model_len", None)
+            or 1024
+        )
+        try:
+            tokens = int(capacity)
+        except (TypeError, ValueError, OverflowError):
+            tokens = 1024
+        return cls(num_blocks=num_blocks, block_size=block_size, staging_capacity_tokens=max(1, tokens))
+
+    def options(self, eager: bool) -> _ffi.OmniOptions:
+        """The same as the library's struct, where zero would mean "default".
+
+        Raises PrefixCacheArgumentError for a value that cannot be meant.
+        """
+        for name in ("num_blocks", "block_size", "staging_depth", "staging_capacity_tokens"):
+            value = getattr(self, name)
+            if not 1 <= int(value) < 1 << 62:
+                raise PrefixCacheArgumentError(f"PrefixCacheConfig.{name} is {value}, expected 1 or more")
+        timeout = float(self.staging_claim_timeout_s)
+        if timeout != timeout:
+            raise PrefixCacheArgumentError("PrefixCacheConfig.staging_claim_timeout_s is NaN, expected seconds")
+        options = _ffi.OmniOptions()
+        options.struct_size = ctypes.sizeof(options)
+        options.flags = _ffi.OMNI_EAGER if eager else 0
+        options.num_blocks = int(self.num_blocks)
+        options.block_size = int(self.block_size)
+        # A cap of nothing still admits one step at a time, which 1 byte expresses.
+        options.staging_bytes = max(1, int(self.gpu_staging_bytes))
+        options.staging_depth = int(self.staging_depth)
+        options.staging_capacity_tokens = int(self.staging_capacity_tokens)
+        options.claim_timeout_ns = max(1, int(min(timeout * 1e9, _MAX_TIMEOUT_NS))) if timeout > 0 else _NO_WAIT
+        options.copy_chunk_bytes = max(1, int(self.copy_chunk_bytes))
+        return options
+
+
+@dataclass(frozen=True)
+class ModelCachePolicy:
+    """What a model wants cached. Register it at model load, before the first step."""
+
+    # Whether hidden rows are cached, and merged into results.
+    needs_full_hidden_states: bool = True
+    # Multimodal names whose rows reach the cache when the request finishes.
+    deferred_keys: frozenset[str] = frozenset()
+
+    @property
+    def hidden_key(self) -> str | None:
+        """HIDDEN_KEY, or None when the model opted out."""
+        return HIDDEN_KEY if self.needs_full_hidden_states else None
+
+    def get_hit_keys(self, keys: Iterable[str]) -> list[str]:
+        """Keys that a hit is read for: hidden first (if wanted), then names in order."""
+        names = sorted(set(keys) - {HIDDEN_KEY})
+        return [HIDDEN_KEY, *names] if self.needs_full_hidden_states else names
+
+    def skip_immediate_mm(self, key: str) -> bool:
+        """True for names that the immediate schedule must not take."""
+        return key == HIDDEN_KEY or key in self.deferred_keys
+
+    @classmethod
+    def from_model(cls, model: Any) -> ModelCachePolicy:
+        """Reads ``requires_full_prefix_cached_hidden_states`` (default True) and
+        ``deferred_prefix_cache_mm_keys`` (iterable or None) of a model."""
+        return cls(
+            needs_full_hidden_states=bool(getattr(model, "requires_full_prefix_cached_hidden_states", True)),
+            deferred_keys=frozenset(getattr(model, "deferred_prefix_cache_mm_keys", None) or ()),
+        )
+
+
+class StageCacheOutputs(NamedTuple):
+    """One step's outputs, request by request; cached prefix rows come first."""
+
+    # request id -> (hit + new, width...); None when no hidden rows were saved.
+    hidden_states: dict[str, torch.Tensor] | None
+    # name -> request id -> rows, or whatever was not a tensor of step tokens.
+    mm_outputs: dict[str, dict[str, Any]]

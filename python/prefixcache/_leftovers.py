@@ -1,0 +1,67 @@
+"""Outputs that the cache does not take: copied at save, handed out per request.
+
+The model overwrites its output buffers in the next forward, so whatever
+``materialize`` will hand out is copied while the step is saved (:func:`replicate`).
+What a request receives depends on the value alone (:func:`element_of`): a tensor
+whose first dimension is the number of scheduled tokens is cut to the request's
+span; any other tensor goes whole to every request, each its own copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from prefixcache._device import require_host
+
+
+def replicate(name: str, value: Any) -> Any:
+    """A copy of ``value`` that shares no tensor memory with it.
+
+    Mappings, lists and tuples are rebuilt; Python values are passed on as they are.
+    A tensor keeps all its rows, also those past the scheduled tokens.
+    """
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        require_host(name, tensor)
+        if tensor.layout is not torch.strided:
+            return tensor.detach().clone()
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    return _rebuild(value, copy)
+
+
+def element_of(value: Any, start: int, end: int, total: int) -> Any:
+    """What the request with rows ``[start, end)`` of ``total`` receives of a replica.
+
+    tensor, first dimension ``total``   rows [start, end)
+    other tensor, 0-dimensional too     a copy (a 0-d tensor was an IndexError once, S-11)
+    dict                                the same rules for each entry
+    list, tuple                         whole; its tensors copied, never shared (S-15)
+    anything else                       the same object
+    """
+    if isinstance(value, torch.Tensor):
+        if value.dim() > 0 and value.shape[0] == total:
+            return value[start:end]
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: element_of(item, start, end, total) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return _rebuild(value, torch.clone)
+    return value
+
+
+def _rebuild(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``value`` with every tensor replaced and every container made anew."""
+    if isinstance(value, torch.Tensor):
+        return copy(value)
+    if isinstance(value, Mapping):
+        return {key: _rebuild(item, copy) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rebuild(item, copy) for item in value]
+    if isinstance(value, tuple):
+        items = [_rebuild(item, copy) for item in value]
+        return value._make(items) if hasattr(value, "_make") else tuple(items)
+    return value

@@ -1,0 +1,135 @@
+"""Tensors as rows of bytes, and the cache's keys.
+
+A row is what one token has for one key: all dimensions after the first. The library
+sees an address, a stride and a size; dtype and shape stay here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from prefixcache import _ffi
+from prefixcache._device import require_host
+from prefixcache._errors import KEY_MISMATCH, PrefixCacheArgumentError
+
+logger = logging.getLogger("prefixcache")
+
+# dtype -> the number that the library compares; dtypes unknown today simply follow.
+_type_tags: dict[torch.dtype, int] = {}
+
+
+def is_step_rows(value: Any, num_tokens: int, padded: int) -> bool:
+    """Whether ``value`` holds one row for each scheduled token.
+
+    A tensor of two dimensions or more whose first is the number of scheduled tokens,
+    or that number padded for a CUDA graph. Another output that has this size by chance
+    cannot be told apart.
+    """
+    if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.layout is not torch.strided:
+        return False
+    rows = value.shape[0]
+    return rows == num_tokens or (rows == padded and rows > num_tokens)
+
+
+def locate(name: str, tensor: torch.Tensor, num_tokens: int, row_bytes: int) -> tuple[torch.Tensor, int, int]:
+    """Where the first ``num_tokens`` rows are: (owner, address, stride in bytes).
+
+    The owner has to live until the call that reads them returns. It is the tensor
+    itself unless a row is not one piece of memory, or is a lazy conjugate or negation,
+    whose memory holds other values than the tensor shows.
+    """
+    if not tensor.is_cpu:
+        require_host(name, tensor)
+    if tensor.is_neg() or tensor.is_conj():
+        tensor = tensor[:num_tokens].resolve_conj().resolve_neg()
+    if tensor.is_contiguous():
+        return tensor, tensor.data_ptr(), row_bytes
+    stride = tensor.stride(0) * tensor.element_size()
+    if num_tokens == 1 or stride < row_bytes or not tensor[0].is_contiguous():
+        tensor = tensor[:num_tokens].contiguous()
+        stride = row_bytes
+    return tensor, tensor.data_ptr(), stride
+
+
+class Key:
+    """One named tensor of the cache."""
+
+    __slots__ = ("dtype", "name", "number", "row_bytes", "row_shape", "visible")
+
+    def __init__(self, name: str, number: int, dtype: torch.dtype, row_shape: torch.Size, row_bytes: int) -> None:
+        self.name = name
+        self.number = number
+        self.dtype = dtype
+        self.row_shape = row_shape
+        self.row_bytes = row_bytes
+        # Set by the first save that carries the key; its shape is fixed from then on.
+        self.visible = False
+
+
+class KeyTable:
+    """The keys of one cache, by name. Engine thread only."""
+
+    def __init__(self, library: _ffi.Library, cache: int) -> None:
+        self._library = library
+        self._cache = cache
+        self._keys: dict[str, Key] = {}
+        self._refused: set[str] = set()
+
+    def get(self, name: str) -> Key | None:
+        """The key, whether visible or not."""
+        return self._keys.get(name)
+
+    def match(self, name: str, tensor: torch.Tensor, schedule: int) -> Key | None:
+        """The key that these rows belong to, opened at first sight.
+
+        None when the name is in the cache with another width or dtype: such a tensor
+        is handed out and not cached (with one warning for a name), because rows of two
+        kinds cannot be joined.
+        """
+        key = self._keys.get(name)
+        if key is not None and key.dtype is tensor.dtype and key.row_shape == tensor.shape[1:]:
+            return key
+        return self._open(name, tensor, schedule, key)
+
+    def publish(self, keys: Iterable[Key]) -> None:
+        """A save with these keys succeeded."""
+        for key in keys:
+            key.visible = True
+
+    def _open(self, name: str, tensor: torch.Tensor, schedule: int, former: Key | None) -> Key | None:
+        shape, dtype = tensor.shape[1:], tensor.dtype
+        row_bytes = math.prod(shape) * tensor.element_size()
+        if row_bytes == 0:
+            raise PrefixCacheArgumentError(f"{name} has rows of width 0 (shape {tuple(tensor.shape)}), need 1 or more")
+        if former is not None and former.visible:
+            self._refuse(former, shape, dtype)
+            return None
+        text = name.encode("utf-8", "surrogatepass")
+        number = ctypes.c_uint32()
+        tag = _type_tags.setdefault(dtype, len(_type_tags) + 1)
+        status = self._library.omni_open_key(self._cache, text, len(text), row_bytes, tag, schedule, number)
+        if status == KEY_MISMATCH:
+            if former is not None:
+                self._refuse(former, shape, dtype)
+            return None
+        self._library.check(status)
+        self._keys[name] = key = Key(name, number.value, dtype, shape, row_bytes)
+        return key
+
+    def _refuse(self, key: Key, shape: torch.Size, dtype: torch.dtype) -> None:
+        if key.name not in self._refused:
+            self._refused.add(key.name)
+            logger.warning(
+                "%s came with rows %s %s but is cached as %s %s; such steps are handed out and not cached",
+                key.name,
+                tuple(shape),
+                dtype,
+                tuple(key.row_shape),
+                key.dtype,
+            )
