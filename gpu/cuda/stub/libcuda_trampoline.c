@@ -67,7 +67,10 @@ CUresult CUDAAPI cuMemGetInfo(size_t *free, size_t *total) { TRAMPOLINE(cuMemGet
 CUresult CUDAAPI cuMemAlloc(CUdeviceptr *dptr, size_t bytes) { TRAMPOLINE(cuMemAlloc, (CUdeviceptr *dptr, size_t bytes), (dptr, bytes)) }
 CUresult CUDAAPI cuMemAllocPitch(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned int elementSize) { TRAMPOLINE(cuMemAllocPitch, (CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned int elementSize), (dptr, pitch, width, height, elementSize)) }
 CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytes, unsigned int flags) { TRAMPOLINE(cuMemAllocManaged, (CUdeviceptr *dptr, size_t bytes, unsigned int flags), (dptr, bytes, flags)) }
-CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream) { TRAMPOLINE(cuMemAllocAsync, (CUdeviceptr *dptr, size_t bytes, CUstream stream), (dptr, bytes, stream)) }
+CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream) { TRAMPOLINE(cuMemAllocFromPoolAsync, (CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream), (dptr, bytes, pool, stream)) }
+CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) { TRAMPOLINE(cuMemPoolCreate, (CUmemoryPool *pool, const CUmemPoolProps *props), (pool, props)) }
+CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool) { TRAMPOLINE(cuMemPoolDestroy, (CUmemoryPool pool), (pool)) }
+CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attrib, void *value) { TRAMPOLINE(cuMemPoolSetAttribute, (CUmemoryPool pool, CUmemPool_attribute attrib, void *value), (pool, attrib, value)) }
 CUresult CUDAAPI cuMemFree(CUdeviceptr dptr) { TRAMPOLINE(cuMemFree, (CUdeviceptr dptr), (dptr)) }
 CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) { TRAMPOLINE(cuMemFreeAsync, (CUdeviceptr dptr, CUstream stream), (dptr, stream)) }
 CUresult CUDAAPI cuMemHostAlloc(void **p, size_t bytes, unsigned int flags) { TRAMPOLINE(cuMemHostAlloc, (void **p, size_t bytes, unsigned int flags), (p, bytes, flags)) }

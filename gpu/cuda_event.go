@@ -1,0 +1,183 @@
+package gpu
+
+import (
+	"gorgonia.org/cu"
+
+	"libprefixcache/core/status"
+)
+
+func nullEvent(call string) error {
+	return status.New(status.InvalidArgument, "%s: event is 0, expected a recorded event (torch's cuda_event is 0 until it is recorded)", call)
+}
+
+func (d *CUDA) NewEvent(flags EventFlags) (Event, error) {
+	if err := d.admitThread("new event"); err != nil {
+		return 0, err
+	}
+	var f cu.EventFlags
+	if flags&Timing == 0 {
+		f |= cu.DisableTiming
+	}
+	if flags&SpinWait == 0 {
+		f |= cu.BlockingSyncEvent
+	}
+	e, err := cu.MakeEvent(f)
+	if err != nil {
+		return 0, wrap("cuEventCreate", err, "")
+	}
+	d.events.Add(1)
+	return rawEvent(e), nil
+}
+
+func (d *CUDA) FreeEvent(e Event) error {
+	if e == 0 {
+		return nullEvent("free event")
+	}
+	c := e.cu()
+	if err := cu.DestroyEvent(&c); err != nil {
+		return wrap("cuEventDestroy", err, "event %#x", uintptr(e))
+	}
+	d.events.Add(-1)
+	return nil
+}
+
+func (d *CUDA) Record(e Event, s Stream) error {
+	if e == 0 {
+		return nullEvent("record")
+	}
+	if err := d.admit("record", s, 0, 0); err != nil {
+		return err
+	}
+	if err := e.cu().Record(s.cu()); err != nil {
+		return wrap("cuEventRecord", err, "event %#x, stream %#x", uintptr(e), uintptr(s))
+	}
+	return nil
+}
+
+func (d *CUDA) WaitEvent(s Stream, e Event) error {
+	if e == 0 {
+		return nullEvent("wait")
+	}
+	if err := d.admit("wait", s, 0, 0); err != nil {
+		return err
+	}
+	// Waiting for an event that was recorded into a graph would pull s into that
+	// capture without an error. The query tells, and knows destroyed events too.
+	if code := eventQuery(e); code != 0 && code != notReady {
+		return cudaError("cuEventQuery", code, "event %#x", uintptr(e))
+	}
+	if err := s.cu().Wait(e.cu(), 0); err != nil {
+		return wrap("cuStreamWaitEvent", err, "stream %#x, event %#x", uintptr(s), uintptr(e))
+	}
+	return nil
+}
+
+func (d *CUDA) Done(e Event) (bool, error) {
+	if e == 0 {
+		return false, nullEvent("query")
+	}
+	return ready("cuEventQuery", eventQuery(e), uintptr(e))
+}
+
+func (d *CUDA) Await(e Event) error {
+	if e == 0 {
+		return nullEvent("await")
+	}
+	if code := eventWait(e); code != 0 {
+		return cudaError("cuEventSynchronize", code, "event %#x", uintptr(e))
+	}
+	return nil
+}
+
+func (d *CUDA) Elapsed(start, end Event) (float64, error) {
+	if start == 0 || end == 0 {
+		return 0, nullEvent("elapsed")
+	}
+	ms, err := start.cu().Elapsed(end.cu())
+	if err != nil {
+		return 0, wrap("cuEventElapsedTime", err, "events %#x and %#x", uintptr(start), uintptr(end))
+	}
+	return ms, nil
+}
+
+func (d *CUDA) NewStream(flags StreamFlags) (Stream, error) {
+	if err := d.admitThread("new stream"); err != nil {
+		return 0, err
+	}
+	var f cu.StreamFlags
+	if flags&NonBlocking != 0 {
+		f = cu.NonBlocking
+	}
+	priority := 0 // the default; the lowest is the largest number
+	if flags&LowPriority != 0 {
+		var err error
+		if priority, _, err = cu.StreamPriorityRange(); err != nil {
+			return 0, wrap("cuCtxGetStreamPriorityRange", err, "")
+		}
+	}
+	s, err := cu.MakeStreamWithPriority(priority, f)
+	if err != nil {
+		return 0, wrap("cuStreamCreateWithPriority", err, "")
+	}
+	d.streams.Add(1)
+	return rawStream(s), nil
+}
+
+func (d *CUDA) FreeStream(s Stream) error {
+	if s <= PerThreadStream {
+		return status.New(status.InvalidArgument, "free stream: stream is %#x, expected one that was created", uintptr(s))
+	}
+	c := s.cu()
+	if err := c.Destroy(); err != nil {
+		return wrap("cuStreamDestroy", err, "stream %#x", uintptr(s))
+	}
+	d.streams.Add(-1)
+	return nil
+}
+
+// Idle and Drain check the thread: on the implicit streams the current context
+// decides which stream is meant.
+
+func (d *CUDA) Idle(s Stream) (bool, error) {
+	if err := d.admitThread("query stream"); err != nil {
+		return false, err
+	}
+	return ready("cuStreamQuery", streamQuery(s), uintptr(s))
+}
+
+func (d *CUDA) Drain(s Stream) error {
+	if err := d.admitThread("drain"); err != nil {
+		return err
+	}
+	if code := streamWait(s); code != 0 {
+		return cudaError("cuStreamSynchronize", code, "stream %#x", uintptr(s))
+	}
+	return nil
+}
+
+func (d *CUDA) Capturing(s Stream) (bool, error) {
+	c, code := streamCapturing(s)
+	if code != 0 {
+		return false, cudaError("cuStreamIsCapturing", code, "stream %#x", uintptr(s))
+	}
+	return c, nil
+}
+
+func (d *CUDA) ContextOf(s Stream) (Context, error) {
+	c, code := streamContext(s)
+	if code != 0 {
+		return 0, cudaError("cuStreamGetCtx", code, "stream %#x", uintptr(s))
+	}
+	return c, nil
+}
+
+// ready turns the outcome of a query into a yes or no.
+func ready(call string, code int, handle uintptr) (bool, error) {
+	switch code {
+	case 0:
+		return true, nil
+	case notReady:
+		return false, nil
+	}
+	return false, cudaError(call, code, "%#x", handle)
+}

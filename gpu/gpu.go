@@ -1,2 +1,0 @@
-// Package gpu carries out what core decided, on raw streams.
-package gpu
