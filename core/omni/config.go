@@ -1,0 +1,101 @@
+package omni
+
+import (
+	"math"
+
+	"libprefixcache/core/status"
+)
+
+// Defaults of the zero values in Config.
+const (
+	DefaultBudgetBytes     = 512 << 20
+	DefaultStagingDepth    = 4
+	DefaultStagingCapacity = 1024
+	DefaultTimeout         = 30_000_000_000 // ns
+	DefaultCopyChunkBytes  = 16 << 20
+	DefaultInlineBytes     = 1 << 20
+)
+
+// Limits of Config; they keep every index in 32 bits and every byte count in 63.
+const (
+	maxSlots     = 1 << 40
+	maxBlocks    = math.MaxInt32
+	maxDepth     = 4096
+	maxRowBytes  = 1 << 31
+	maxBatch     = 1 << 24
+	maxStepRows  = 1 << 28
+	maxHitTokens = 1 << 31
+)
+
+// Config fixes a cache for its life. A zero field means its default.
+type Config struct {
+	// NumBlocks and BlockSize give the slots that are mirrored: slot = block *
+	// BlockSize + position. Both are required.
+	NumBlocks, BlockSize int64
+	// BudgetBytes caps the rows that are held outside the mirror: deferred rows
+	// and immediate rows that wait for the committer. A save that would pass it
+	// first writes the oldest deferred rows; larger means fewer forced writes.
+	BudgetBytes int64
+	// StagingDepth is how many saved steps may be unconsumed at once (O-39).
+	StagingDepth int
+	// StagingCapacity is how many rows of one step fit a staging page.
+	StagingCapacity int64
+	// Timeout bounds every wait (O-31), in nanoseconds of the Waiter's clock.
+	// Negative: a call that would have to wait fails at once.
+	Timeout int64
+	// CopyChunkBytes is the largest single copy of a deferred job. Smaller lets a
+	// device stream interleave other work.
+	CopyChunkBytes int64
+	// Threaded hands writes to a committer that takes them from NextJob. Otherwise
+	// (eager) the thread that causes a write carries it out.
+	Threaded bool
+	// InlineBytes: a threaded step of fewer bytes is written by the saving thread
+	// all the same, because waking another thread costs more than the copy.
+	// Negative: never, so that every step goes through the committer.
+	InlineBytes int64
+	// NameOf gives the text that stands for a request in an error; nil prints the
+	// number. It runs under the cache's lock and must not call the cache.
+	NameOf func(request uint64) string
+	// Waiter parks callers. nil: waits fail at once, which is right for one thread
+	// in eager mode.
+	Waiter Waiter
+}
+
+// withDefaults fills the zero fields and checks the rest.
+func (c Config) withDefaults() (Config, error) {
+	setDefault(&c.BudgetBytes, DefaultBudgetBytes)
+	setDefault(&c.StagingDepth, DefaultStagingDepth)
+	setDefault(&c.StagingCapacity, DefaultStagingCapacity)
+	setDefault(&c.Timeout, DefaultTimeout)
+	setDefault(&c.CopyChunkBytes, DefaultCopyChunkBytes)
+	setDefault(&c.InlineBytes, DefaultInlineBytes)
+	if c.Waiter == nil {
+		c.Waiter = noWaiter{}
+	}
+	for _, f := range []struct {
+		name     string
+		v        int64
+		min, max int64
+	}{
+		{"num_blocks", c.NumBlocks, 1, maxBlocks},
+		{"block_size", c.BlockSize, 1, math.MaxInt32},
+		{"staging_bytes", c.BudgetBytes, 1, math.MaxInt64 >> 1},
+		{"staging_depth", int64(c.StagingDepth), 1, maxDepth},
+		{"staging_capacity_tokens", c.StagingCapacity, 1, maxStepRows},
+		{"copy_chunk_bytes", c.CopyChunkBytes, 1, math.MaxInt64},
+	} {
+		if f.v < f.min || f.v > f.max {
+			return c, status.New(status.InvalidArgument, "%s is %d, expected %d to %d", f.name, f.v, f.min, f.max)
+		}
+	}
+	if c.NumBlocks > maxSlots/c.BlockSize {
+		return c, status.New(status.InvalidArgument, "num_blocks * block_size is %d * %d, expected at most %d slots", c.NumBlocks, c.BlockSize, int64(maxSlots))
+	}
+	return c, nil
+}
+
+func setDefault[T int | int64](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}

@@ -1,0 +1,299 @@
+package omni
+
+import (
+	"unsafe"
+
+	"libprefixcache/core/rows"
+)
+
+// KeyRows is one key of a step. Row i of the step is at Rows + i*Stride. With Dst
+// the new rows are copied there as well, in the layout of results:
+//
+//	for each request of the batch, in order:
+//	  its hit rows (if it has a hit in this step), left for Materialize
+//	  its new rows
+//
+// Without Dst they stay on a staging page until the step is consumed.
+type KeyRows struct {
+	Key      KeyID
+	Rows     unsafe.Pointer // may be nil when the step has no rows
+	Stride   int64          // bytes, at least the key's row bytes
+	Dst      unsafe.Pointer
+	DstBytes int64 // exactly the bytes of the layout
+}
+
+// SaveArgs is one step. Slices are borrowed for the call.
+type SaveArgs struct {
+	Requests []uint64 // the batch, each request once
+	Counts   []int64  // new rows of each
+	Slots    []int64  // slot of each new row, in batch order
+	Rows     []KeyRows
+}
+
+// Save stores a step's rows and returns its id, which Materialize or Discard must
+// consume exactly once. All or nothing: an error uses no id and leaves no trace,
+// except for the failed write of this very step, which is sticky.
+//
+// It waits, each time bounded by the timeout, for the former step's write, for
+// memory under the budget and for a staging page; never for its own producer.
+func (c *Cache) Save(a *SaveArgs) (uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.enter(); err != nil {
+		return 0, err
+	}
+	defer c.leave()
+	if c.closed {
+		return 0, errShutDown("save")
+	}
+	if c.fatal != nil {
+		return 0, c.fatal
+	}
+	defer c.uncarry(a)
+	if err := c.checkSave(a); err != nil {
+		return 0, err
+	}
+	if err := c.prepare(a); err != nil {
+		return 0, err
+	}
+	x := c.publish(a)
+	return c.write(a, x)
+}
+
+// prepare makes sure that nothing in publish can fail: room in the budget, a
+// staging page, memory for rows. What it took is given back when it fails.
+func (c *Cache) prepare(a *SaveArgs) (err error) {
+	s := &c.batch
+	if err = c.awaitStep(); err != nil {
+		return err
+	}
+	s.byCommitter = c.cfg.Threaded && s.immediate > 0 && (c.cfg.InlineBytes < 0 || s.immediateBytes >= c.cfg.InlineBytes)
+	charged := s.deferredBytes
+	if s.byCommitter {
+		charged += s.immediateBytes
+	}
+	if err = c.charge(charged); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			c.staged -= charged
+		}
+	}()
+	for i := range a.Rows {
+		k := c.keys[a.Rows[i].Key]
+		if s.n > 0 && (a.Rows[i].Dst == nil || s.byCommitter && k.sched == JoinNextStep) {
+			if err = c.reserveLanding(k); err != nil {
+				return err
+			}
+		}
+		if s.n > 0 && k.sched == JoinOnFinish {
+			if err = k.store.reserve(s.n); err != nil {
+				return err
+			}
+		}
+	}
+	for _, id := range c.visible {
+		// Rows of pending reads may have to be copied aside.
+		if k := c.keys[id]; k.readers > 0 {
+			need := s.n
+			if k.sched == JoinOnFinish && k.carried >= 0 {
+				need += s.n
+			}
+			if err = k.store.reserve(need); err != nil {
+				return err
+			}
+		}
+	}
+	if s.page, err = c.claimPage(); err != nil {
+		return err
+	}
+	if s.byCommitter {
+		// The step's own page is claimed and nobody knows of it yet.
+		c.unlocked(func() { c.stage(a) })
+		if c.closed {
+			c.releasePage(s.page, pageByStep)
+			return errShutDown("save")
+		}
+	}
+	return nil
+}
+
+// publish makes the step visible, in one critical section that cannot fail: keys,
+// claims, the plans of its hits, its context (O-30, O-45).
+func (c *Cache) publish(a *SaveArgs) *stepCtx {
+	s := &c.batch
+	c.last++
+	x := c.steps.get()
+	x.id, x.page = c.last, s.page
+	x.starts = append(x.starts, s.starts...)
+	x.offs = append(x.offs, s.offs...)
+	x.hits = append(x.hits, s.hits...)
+	s.handles = s.handles[:0]
+	if s.deferredBytes > 0 {
+		c.findEntries(a.Requests)
+	}
+	if s.n > 0 {
+		for i := range a.Rows {
+			if id := a.Rows[i].Key; !c.keys[id].visible {
+				c.keys[id].visible = true
+				c.visible = append(c.visible, id)
+			}
+		}
+		for _, id := range c.visible {
+			switch k := c.keys[id]; {
+			case k.carried < 0:
+				c.claimSkipped(k, a.Slots)
+			case k.sched == JoinNextStep:
+				c.claimStep(k, a.Slots, x.id)
+			}
+		}
+		for i := range a.Rows { // in the order of Rows: write looks for the handles in it
+			if k := c.keys[a.Rows[i].Key]; k.sched == JoinOnFinish {
+				c.claimChunks(a, k, a.Rows[i].Key, x.id)
+			}
+		}
+	}
+	for i := range a.Rows {
+		x.keys = append(x.keys, ctxKey{id: a.Rows[i].Key, k: c.keys[a.Rows[i].Key], kept: s.n > 0 && a.Rows[i].Dst == nil})
+	}
+	if len(x.hits) > 0 {
+		c.planHits(x)
+	}
+	c.hits.reset()
+	c.steps.open = append(c.steps.open, x.index)
+	c.stats.StepsSaved++
+	c.stats.RowsSaved += uint64(s.n) * uint64(len(a.Rows))
+	c.stats.SavedBytes += uint64(s.immediateBytes + s.deferredBytes)
+	return x
+}
+
+// claimChunks adds every request's rows of one deferred key to its open write.
+func (c *Cache) claimChunks(a *SaveArgs, k *key, id KeyID, step uint64) {
+	s := &c.batch
+	for b := range a.Requests {
+		if from, to := s.starts[b], s.starts[b+1]; to > from {
+			w := c.openWrite(s.entries[b])
+			s.handles = c.claimDeferred(k, id, w, a.Slots[from:to], step, s.handles)
+		}
+	}
+}
+
+// write moves the rows, or hands the step to the committer. Deferred rows go to
+// the memory that publish took for them; nobody reads it before Save returns.
+func (c *Cache) write(a *SaveArgs, x *stepCtx) (uint64, error) {
+	s := &c.batch
+	if s.byCommitter {
+		j := &c.job
+		j.step, j.stepTaken, j.stepPage, j.stepBytes = x.id, false, s.page, s.immediateBytes
+		c.pages[s.page] |= pageByWrite
+		j.stepCopies = c.appendStepCopies(j.stepCopies[:0], a)
+	}
+	fails := s.immediate > 0 && !s.byCommitter && c.failPoint()
+	if s.n > 0 && !(s.byCommitter && s.deferredBytes == 0) {
+		c.unlocked(func() { c.move(a, fails) })
+	}
+	switch {
+	case fails:
+		c.fail(errFailPoint, "step %d", x.id)
+		if x, err := c.steps.pop(c.last); err == nil {
+			c.endStep(x)
+		}
+		return 0, c.fatal
+	case s.byCommitter:
+		c.wake(Committer)
+	default:
+		c.written = x.id
+		c.wake(Callers)
+	}
+	return x.id, nil
+}
+
+// appendStepCopies lists the copies from the staging page into the mirrors.
+func (c *Cache) appendStepCopies(dst []Copy, a *SaveArgs) []Copy {
+	s := &c.batch
+	s.runs = rows.AppendRuns(s.runs[:0], a.Slots)
+	for i := range a.Rows {
+		k := c.keys[a.Rows[i].Key]
+		if k.sched != JoinNextStep {
+			continue
+		}
+		src := k.page(s.page, c.cfg.StagingCapacity)
+		for _, r := range s.runs {
+			dst = append(dst, Copy{Dst: k.mirror.Row(r.Slot), Src: src, Bytes: r.Len * k.rowBytes})
+			src = unsafe.Add(src, r.Len*k.rowBytes)
+		}
+	}
+	return dst
+}
+
+// stage copies the immediate rows to the step's page, and to their destinations,
+// so that the caller may overwrite them before the committer has run.
+func (c *Cache) stage(a *SaveArgs) {
+	for i := range a.Rows {
+		r := &a.Rows[i]
+		if k := c.keys[r.Key]; k.sched == JoinNextStep {
+			page := k.page(c.batch.page, c.cfg.StagingCapacity)
+			rows.CopyRows(page, k.rowBytes, r.Rows, r.Stride, k.rowBytes, c.batch.n)
+			if r.Dst != nil {
+				c.copyOut(k, r, page, k.rowBytes)
+			}
+		}
+	}
+}
+
+// move copies rows to where publish said. No lock is held: the mirror rows are
+// claimed, and whoever still reads them has its own copy.
+func (c *Cache) move(a *SaveArgs, fails bool) {
+	s := &c.batch
+	handles := s.handles
+	for i := range a.Rows {
+		r := &a.Rows[i]
+		k := c.keys[r.Key]
+		switch {
+		case k.sched == JoinOnFinish:
+			k.store.fill(handles[:s.n], r.Rows, r.Stride)
+			handles = handles[s.n:]
+			if r.Dst != nil {
+				c.copyOut(k, r, r.Rows, r.Stride)
+			} else {
+				rows.CopyRows(k.page(s.page, c.cfg.StagingCapacity), k.rowBytes, r.Rows, r.Stride, k.rowBytes, s.n)
+			}
+		case s.byCommitter || fails:
+		case r.Dst == nil:
+			k.mirror.ScatterTee(r.Rows, r.Stride, a.Slots, k.page(s.page, c.cfg.StagingCapacity))
+		default:
+			for _, t := range s.stretches {
+				k.mirror.ScatterTee(unsafe.Add(r.Rows, t.row*r.Stride), r.Stride, a.Slots[t.row:t.row+t.n], unsafe.Add(r.Dst, t.off*k.rowBytes))
+			}
+		}
+	}
+}
+
+// copyOut copies the step's rows of one key to the caller's destination.
+func (c *Cache) copyOut(k *key, r *KeyRows, src unsafe.Pointer, stride int64) {
+	for _, t := range c.batch.stretches {
+		rows.CopyRows(unsafe.Add(r.Dst, t.off*k.rowBytes), k.rowBytes, unsafe.Add(src, t.row*stride), stride, k.rowBytes, t.n)
+	}
+}
+
+// fill copies source rows to rows of the store, neighbours in one piece.
+func (s *rowStore) fill(handles []int32, src unsafe.Pointer, stride int64) {
+	for i := 0; i < len(handles); {
+		j := i + 1
+		for j < len(handles) && s.follows(handles[j-1], handles[j]) {
+			j++
+		}
+		rows.CopyRows(s.at(handles[i]), s.rowBytes, unsafe.Add(src, int64(i)*stride), stride, s.rowBytes, int64(j-i))
+		i = j
+	}
+}
+
+// uncarry forgets which keys the step carried.
+func (c *Cache) uncarry(a *SaveArgs) {
+	for i := range a.Rows {
+		if id := a.Rows[i].Key; id >= 0 && int(id) < len(c.keys) {
+			c.keys[id].carried = -1
+		}
+	}
+}

@@ -1,0 +1,82 @@
+package omni
+
+import (
+	"time"
+
+	"libprefixcache/core/rows"
+	"libprefixcache/core/status"
+)
+
+// pageHolder says who holds a staging page: a fixed range of rows in every key's
+// landing buffer. 0 is a free page. No byte of a held page is rewritten (O-41).
+type pageHolder uint8
+
+const (
+	pageByStep  pageHolder = 1 << iota // until the step is consumed (O-40)
+	pageByWrite                        // until the committer has written the step
+)
+
+// claimPage takes the lowest free page for a step, waiting for one if need be. A
+// step always takes one, also when nothing is staged: that is what limits how far
+// consumers may lag behind (O-39).
+func (c *Cache) claimPage() (int, error) {
+	var end int64
+	for waited := false; ; waited = true {
+		if c.closed {
+			return -1, errShutDown("save")
+		}
+		for p, h := range c.pages {
+			if h == 0 {
+				c.pages[p] = pageByStep
+				return p, nil
+			}
+		}
+		if !waited {
+			c.stats.StagingWaits++
+			end = c.deadline()
+		}
+		if !c.wait(Callers, end) && !c.pageFree() {
+			return -1, status.New(status.StagingTimeout,
+				"none of %d staging slots came free within %v; unconsumed step contexts (ids=%s) or a stuck write (in_flight_tasks=%d)",
+				len(c.pages), c.timeout(), c.steps.ids(), c.pendingWrites())
+		}
+	}
+}
+
+func (c *Cache) pageFree() bool {
+	for _, h := range c.pages {
+		if h == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// releasePage takes one holder away; a holder that is gone already is fine.
+func (c *Cache) releasePage(p int, h pageHolder) {
+	if c.pages[p]&h == 0 {
+		return
+	}
+	if c.pages[p] &^= h; c.pages[p] == 0 {
+		c.wake(Callers)
+	}
+}
+
+// reserveLanding makes sure that a key has its landing pages.
+func (c *Cache) reserveLanding(k *key) error {
+	if k.landing != nil {
+		return nil
+	}
+	m, err := rows.Reserve(int64(len(c.pages))*c.cfg.StagingCapacity*k.rowBytes,
+		rows.MemoryOptions{Purpose: rows.PurposeStaging, DontDump: true})
+	if err != nil {
+		return err
+	}
+	k.landing = m
+	return nil
+}
+
+func (c *Cache) timeout() time.Duration { return time.Duration(max(c.cfg.Timeout, 0)) }
+
+// pendingWrites counts the writes that have not ended.
+func (c *Cache) pendingWrites() int { return c.defs.pending + btoi(c.job.step != 0) }

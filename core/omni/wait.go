@@ -1,0 +1,68 @@
+package omni
+
+import (
+	"math"
+	"sync"
+)
+
+// Queue says what a parked thread waits for.
+type Queue uint8
+
+const (
+	// Callers wait for a write, a staging page, or running calls to end.
+	Callers Queue = iota
+	// Committer waits for a job.
+	Committer
+	numQueues
+)
+
+// NoDeadline is a deadline that never passes.
+const NoDeadline = math.MaxInt64
+
+// Waiter parks and wakes threads for the cache, and is its only clock. The
+// embedding layer supplies it, so that core starts no threads and a simulator
+// can decide who runs next.
+//
+// All methods are called with the cache's lock held. Wait gives the lock up
+// while it is parked and holds it again when it returns; it returns true after a
+// Wake of its queue (or for no reason at all: callers check again), and false
+// once the clock has reached deadline. Wake wakes everybody parked on a queue.
+type Waiter interface {
+	Now() int64
+	Wait(mu *sync.Mutex, q Queue, deadline int64) bool
+	Wake(q Queue)
+}
+
+// noWaiter is the default: nobody else runs, so waiting cannot help.
+type noWaiter struct{}
+
+func (noWaiter) Now() int64                          { return 0 }
+func (noWaiter) Wait(*sync.Mutex, Queue, int64) bool { return false }
+func (noWaiter) Wake(Queue)                          {}
+
+// deadline is the end of every wait of one call (O-31). Caller holds mu.
+func (c *Cache) deadline() int64 {
+	if c.cfg.Timeout < 0 {
+		return math.MinInt64
+	}
+	return c.cfg.Waiter.Now() + c.cfg.Timeout
+}
+
+// wait parks once. It counts the parked, so that wake costs a comparison when
+// nobody is. Caller holds mu, which is given up meanwhile.
+func (c *Cache) wait(q Queue, deadline int64) bool {
+	if deadline == math.MinInt64 {
+		return false
+	}
+	c.parked[q]++
+	ok := c.cfg.Waiter.Wait(&c.mu, q, deadline)
+	c.parked[q]--
+	return ok
+}
+
+// wake tells everybody on q to look again. Caller holds mu.
+func (c *Cache) wake(q Queue) {
+	if c.parked[q] > 0 {
+		c.cfg.Waiter.Wake(q)
+	}
+}
