@@ -1,0 +1,197 @@
+package prefix
+
+import "libprefixcache/core/status"
+
+// Plan says what Acquire would do now, and changes nothing (C-25, C-43).
+func (m *Manager) Plan(req *AcquireRequest) (Plan, error) {
+	if err := m.checkRequest(req); err != nil {
+		return Plan{}, err
+	}
+	m.scratch = m.scratch[:0]
+	collisions := m.counters.HashCollisions
+	f := m.plan(req, &m.scratch)
+	m.counters.HashCollisions = collisions
+	return f.plan, nil
+}
+
+// Acquire plans, pins, evicts and allocates in one step. The order of C-50 is
+// kept in effect: what will be pinned is counted as active before feasibility is
+// judged, and pinned before anything is evicted (C-52). An infeasible plan needs
+// no undoing because nothing was done (C-51).
+func (m *Manager) Acquire(req *AcquireRequest) (AcquireResult, error) {
+	if err := m.checkRequest(req); err != nil {
+		return AcquireResult{}, err
+	}
+	i := m.openLease()
+	l := &m.leases[i]
+	l.cells, l.segs, l.draft, l.early = l.cells[:0], l.segs[:0], l.draft[:0], l.early[:0]
+	f := m.plan(req, &l.cells)
+	pl := &f.plan
+	m.counters.Acquires++
+	keep := f.bound.at
+	l.cells = l.cells[:keep]
+	if pl.BoundDraft > 0 {
+		for range pl.BoundDraft {
+			l.draft = append(l.draft, -1)
+		}
+		m.fillDraft(&m.records[f.draft], int32(pl.BoundDraft), l.draft)
+	}
+	if !m.fits(&f, l.draft) {
+		m.counters.Infeasible++
+		return AcquireResult{InsufficientCapacity, 0, f.plan}, nil
+	}
+
+	l.mode, l.attention, l.live = req.Mode, !req.NoAttention, true
+	l.realm = f.realm
+	if l.realm < 0 {
+		l.realm = m.openRealm(req.Extras, !req.NoAttention)
+		f.match = m.rootPlace(l.realm)
+	} else if f.match.at == 0 {
+		f.match = m.rootPlace(l.realm)
+	}
+	m.realms[l.realm].leases++
+	m.leaseFree = m.leaseFree[:len(m.leaseFree)-1]
+	m.liveLeases++
+
+	m.pinFound(l, &f)
+	m.evictFor(pl.Demand, f.record)
+	pages := (f.n + m.cfg.PageTokens - 1) / m.cfg.PageTokens
+	m.takeCells(l, pages-int(keep))
+	if n := pl.Demand[DraftPages]; n > 0 {
+		l.draft = m.draft.take(n, l.draft)
+	}
+	if f.record >= 0 && m.records[f.record].live && m.records[f.record].id == uint64(pl.Record) {
+		m.order.Touch(f.record) // C-53, and our improvement of it
+	}
+
+	// The rest of the prompt goes into the private cells now, so that a
+	// publication needs no tokens from the caller.
+	at := int(keep) * m.content.width
+	var media []Hash128
+	if f.src.media != nil {
+		media = f.src.media[at:]
+	}
+	l.history = f.n
+	m.write(l, at, f.src.words[at:], media)
+	l.matched = int32(pl.Matched / m.cfg.PageTokens)
+	l.settled = l.matched
+	if m.cfg.Identity == Keys {
+		l.keyed = int32(len(req.Keys))
+	}
+	l.dependency = int32(pl.Dependency)
+	l.cursor = f.match
+	m.counters.ReasonCount[pl.Reason]++
+	return AcquireResult{Acquired, m.leaseID(i), *pl}, nil
+}
+
+// fits judges a plan in every pool, in time that grows with the nodes of the
+// path and never with records or pages (C-40, C-42).
+func (m *Manager) fits(f *found, draft []int32) bool {
+	pl := &f.plan
+	if !m.base.canHold(m.inactive(f.bound), pl.Demand[BasePages]) {
+		return false
+	}
+	if f.plan.Mode != Spec {
+		return true // a hybrid hit pins slots, but takes none
+	}
+	pin := 0
+	if n := len(draft); n > 0 {
+		pin = m.draft.inactive(draft[n-1])
+	}
+	return m.draft.canHold(pin, pl.Demand[DraftPages])
+}
+
+// inactive counts the base pages that pinning the path down to p would activate.
+func (m *Manager) inactive(p place) (pages int) {
+	if p.at == 0 {
+		return 0
+	}
+	end := p.at
+	for n := p.node; !m.nodes[n].isRoot(); n = m.nodes[n].parent {
+		x := &m.nodes[n]
+		if x.pins == 0 && !x.shadow {
+			pages += int(end - x.start)
+		}
+		end = x.start
+	}
+	return pages
+}
+
+// pinFound makes the lease an owner of all that the plan binds. The node where
+// the shared part ends is split there, so that pins are exact for each node.
+func (m *Manager) pinFound(l *lease, f *found) {
+	if keep := f.bound.at; keep > 0 {
+		if x := &m.nodes[f.bound.node]; keep < x.end {
+			f.bound.node = m.split(f.bound.node, keep, l.cells[keep-1])
+		}
+		m.pinPath(l, f.bound)
+	}
+	if n := len(l.draft); n > 0 {
+		m.draft.pin(l.draft[n-1])
+	}
+	l.recurrent, l.partial = f.plan.Recurrent, f.plan.Partial
+	if l.recurrent >= 0 {
+		m.recurrent.hold(l.recurrent, 1, 0)
+	}
+	if l.partial >= 0 {
+		m.partial.hold(l.partial, 1, 0)
+	}
+}
+
+// Grow appends private pages to the lease, base and draft together or not at
+// all (C-54). False means that even eviction would not make room; nothing has
+// changed then. The new pages are the last ones of Pages.
+func (m *Manager) Grow(id LeaseID, base, draft int) (bool, error) {
+	l, err := m.find(id)
+	if err != nil {
+		return false, err
+	}
+	if base < 0 || draft < 0 {
+		return false, status.New(status.InvalidArgument, "growth is %d base and %d draft pages, want counts >= 0", base, draft)
+	}
+	if draft > 0 && l.mode != Spec {
+		return false, status.New(status.WrongState, "growth of %d draft pages, want 0 for a lease that is not speculative", draft)
+	}
+	if base > 0 && !l.attention {
+		return false, status.New(status.WrongState, "growth of %d base pages, want 0 for a pure recurrent lease", base)
+	}
+	if base|draft == 0 {
+		return true, nil
+	}
+	if !m.base.canHold(0, base) || !m.draft.canHold(0, draft) {
+		return false, nil
+	}
+	m.evictFor(Demand{base, draft}, -1)
+	m.takeCells(l, base)
+	if draft > 0 {
+		l.draft = m.draft.take(draft, l.draft)
+	}
+	if early := l.early; len(early) > 0 {
+		l.early = early[:0]
+		m.write(l, l.history-len(early), early, nil)
+	}
+	return true, nil
+}
+
+// Append adds tokens to the lease's history, accepted or sampled. They need no
+// page yet, and are text whatever the prompt was (C-14).
+func (m *Manager) Append(id LeaseID, tokens []int32) error {
+	l, err := m.find(id)
+	if err != nil {
+		return err
+	}
+	if m.cfg.Identity == Keys {
+		return status.New(status.Unsupported, "Append on a cache of keys; pass the keys to PublishKeys")
+	}
+	if len(tokens) > maxTokens-l.history {
+		return status.New(status.InvalidArgument, "%d tokens after %d, want at most %d in all", len(tokens), l.history, maxTokens)
+	}
+	if !l.attention {
+		p := m.cfg.PageTokens
+		m.takeCells(l, max(0, (l.history+len(tokens)+p-1)/p-len(l.cells)))
+	}
+	at := l.history
+	l.history += len(tokens)
+	m.write(l, at, tokens, nil)
+	return nil
+}

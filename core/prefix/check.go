@@ -1,0 +1,401 @@
+package prefix
+
+import (
+	"fmt"
+
+	"libprefixcache/core/status"
+)
+
+// Check verifies every structural invariant, C-67 to C-71 among them, by
+// counting everything afresh. It changes nothing and takes time in proportion to
+// the whole state. The error names the first thing that is wrong.
+func (m *Manager) Check() error {
+	c := checker{m: m, pageOwner: make([]int32, m.cfg.BasePages), pins: make([]int32, len(m.nodes)),
+		cached: make([]int32, len(m.content.next))}
+	steps := []func(){c.records, c.index, c.leases, c.basePool, c.draftPool, c.slots, c.empty}
+	for _, step := range steps {
+		if step(); c.err != nil {
+			return c.err
+		}
+	}
+	return nil
+}
+
+type checker struct {
+	m         *Manager
+	err       error
+	pageOwner []int32 // base page: leases that own it
+	pins      []int32 // node: leases that own it
+	cached    []int32 // cell: 1 in the index, 2 in a detached node, 3 private, 4 free
+	shadows   int     // shadow cells seen
+}
+
+func (c *checker) fail(format string, args ...any) {
+	if c.err == nil {
+		c.err = status.New(status.Internal, "invariant broken: %s", fmt.Sprintf(format, args...))
+	}
+}
+
+// place notes what a cell is used for; every cell has one use.
+func (c *checker) use(cell, what int32) {
+	if cell < 0 || int(cell) >= len(c.cached) {
+		c.fail("cell %d does not exist", cell)
+		return
+	}
+	if was := c.cached[cell]; was != 0 {
+		c.fail("cell %d is used as %d and as %d", cell, was, what)
+	}
+	c.cached[cell] = what
+	if cell >= m32(c.m.cfg.BasePages) {
+		c.shadows++
+	}
+}
+
+func m32(n int) int32 { return int32(n) }
+
+// walk visits the cells of a node.
+func (c *checker) walk(id int32, visit func(block, cell int32)) {
+	x := &c.m.nodes[id]
+	cell := x.first
+	for b := x.start; b < x.end; b++ {
+		visit(b, cell)
+		if b == x.end-1 && cell != x.last {
+			c.fail("node %d ends in cell %d, says %d", id, cell, x.last)
+		}
+		if b < x.end-1 {
+			cell = c.m.content.next[cell]
+		}
+	}
+}
+
+// records checks order, limit, node lists and that an endpoint's cell is the one
+// the index has for its last block (C-67 with the index check below).
+func (c *checker) records() {
+	m := c.m
+	n, seen, entries := 0, map[uint64]bool{}, 0
+	for i := m.order.First(); i >= 0 && c.err == nil; i = m.order.After(i) {
+		r := &m.records[i]
+		n++
+		x := &m.nodes[r.node]
+		switch {
+		case !r.live || r.id == 0 || r.id > m.lastRecord || seen[r.id]:
+			c.fail("record %d is dead, unnamed or listed twice", r.id)
+		case !x.attached || r.at > x.end || r.at <= x.start && !(x.isRoot() && r.at == 0):
+			c.fail("record %d ends at block %d, outside its node", r.id, r.at)
+		case r.exact == 0 && (r.at == 0 || r.recurrent >= 0 || r.partial >= 0 || r.tail >= 0):
+			c.fail("record %d is ordinary but has parts of a checkpoint", r.id)
+		case r.exact != 0 && (r.recurrent < 0 || int(r.exact)/m.cfg.PageTokens != int(r.at) || r.draftLast >= 0):
+			c.fail("checkpoint record %d is malformed (C-32)", r.id)
+		case r.exact != 0 && (r.partial >= 0) != (!x.shadow && int(r.exact)%m.cfg.PageTokens != 0):
+			c.fail("checkpoint record %d has partial slot %d (C-32)", r.id, r.partial)
+		}
+		seen[r.id] = true
+		if r.draftLast >= 0 {
+			entries += int(r.at)
+		}
+		if r.tail >= 0 {
+			c.use(r.tail, 3)
+		}
+	}
+	if n != m.recordCount || n > m.cfg.MaxRecords {
+		c.fail("%d records in the order, %d counted, limit %d", n, m.recordCount, m.cfg.MaxRecords)
+	}
+	if entries != m.draftEntries {
+		c.fail("%d draft entries, counted %d (C-69)", m.draftEntries, entries)
+	}
+}
+
+// index walks every realm's tree.
+func (c *checker) index() {
+	m := c.m
+	indexed, attached := 0, 0
+	for i := range m.realms {
+		if root := m.realms[i].root; root >= 0 {
+			if x := &m.nodes[root]; !x.isRoot() || !x.attached || x.realm != int32(i) {
+				c.fail("root of realm %d is malformed", i)
+			}
+			c.subtree(root, &indexed, &attached)
+		}
+	}
+	if indexed != m.indexed {
+		c.fail("%d pages indexed, counted %d (C-69)", m.indexed, indexed)
+	}
+	used := 0
+	for _, id := range m.table.slot {
+		if id >= 0 {
+			used++
+		}
+	}
+	if used != m.table.used || used != attached {
+		c.fail("table holds %d nodes, says %d, the trees have %d", used, m.table.used, attached)
+	}
+}
+
+func (c *checker) subtree(id int32, indexed, attached *int) {
+	m := c.m
+	x := &m.nodes[id]
+	if !x.shadow {
+		*indexed += int(x.end - x.start)
+	}
+	at := map[int32]int32{}
+	c.walk(id, func(b, cell int32) {
+		c.use(cell, 1)
+		at[b] = cell
+	})
+	for r, below := x.deep, int32(-1); r >= 0 && c.err == nil; r, below = m.records[r].above, r {
+		k := &m.records[r]
+		if k.node != id || k.below != below || below >= 0 && m.records[below].shallower(k) {
+			c.fail("list of node %d is broken at record %d", id, k.id)
+		}
+		if k.at > 0 && at[k.at-1] != k.cell {
+			c.fail("record %d ends in cell %d, the index has %d (C-67)", k.id, k.cell, at[k.at-1])
+		}
+	}
+	if x.draft != m.newestDraft(id) && !x.isRoot() {
+		c.fail("newest draft of node %d is record %d, want %d (C-29)", id, x.draft, m.newestDraft(id))
+	}
+	if x.child < 0 && !x.isRoot() && (x.deep < 0 || m.records[x.deep].at != x.end) {
+		c.fail("leaf %d is covered by no record (C-69)", id)
+	}
+	hint := x.hint < 0
+	for k, elder := x.child, int32(-1); k >= 0 && c.err == nil; k, elder = m.nodes[k].sibling, k {
+		y := &m.nodes[k]
+		hint = hint || x.hint == k
+		*attached++
+		if y.parent != id || y.elder != elder || y.start != x.end || y.end <= y.start || !y.attached || y.realm != x.realm || y.shadow != x.shadow {
+			c.fail("child %d of node %d is malformed", k, id)
+			return
+		}
+		if h := m.content.hashCell(id, y.first); h != y.hash {
+			c.fail("hash of node %d is not that of its first block", k)
+		}
+		for o := y.sibling; o >= 0; o = m.nodes[o].sibling {
+			if m.nodes[o].hash == y.hash && m.content.equalCells(m.nodes[o].first, y.first) {
+				c.fail("nodes %d and %d are the same block (C-22)", k, o)
+			}
+		}
+		if m.table.slot[m.table.find(m.nodes, k)] != k {
+			c.fail("node %d is not in the table", k)
+		}
+		c.subtree(k, indexed, attached)
+	}
+	if !hint {
+		c.fail("hint of node %d is no child of it", id)
+	}
+}
+
+// leases checks that segments tile the cells, and counts owners.
+func (c *checker) leases() {
+	m := c.m
+	live, perRealm := 0, make([]int32, len(m.realms))
+	detached := map[int32]bool{}
+	for i := range m.leases {
+		l := &m.leases[i]
+		if !l.live {
+			continue
+		}
+		live++
+		perRealm[l.realm]++
+		end := int32(0)
+		for _, s := range l.segs {
+			if s.start != end || s.end <= s.start {
+				c.fail("lease %d: segment [%d, %d) after block %d", i, s.start, s.end, end)
+				return
+			}
+			end = s.end
+			if s.bottom < 0 {
+				cell := l.cells[s.start]
+				for b := s.start; b < s.end; b++ {
+					if l.cells[b] != cell {
+						c.fail("lease %d: private cell %d at block %d, the chain has %d", i, l.cells[b], b, cell)
+					}
+					c.use(cell, 3)
+					cell = m.content.next[cell]
+				}
+				continue
+			}
+			if m.nodes[s.bottom].end != s.end {
+				c.fail("lease %d: run ends at block %d, its node at %d", i, s.end, m.nodes[s.bottom].end)
+			}
+			for n, done := s.bottom, false; !done; n = m.nodes[n].up {
+				x := &m.nodes[n]
+				c.pins[n]++
+				if !x.attached && !detached[n] {
+					detached[n] = true
+					c.walk(n, func(_, cell int32) { c.use(cell, 2) })
+				}
+				c.walk(n, func(b, cell int32) {
+					if l.cells[b] != cell {
+						c.fail("lease %d: cell %d at block %d, its node %d has %d", i, l.cells[b], b, n, cell)
+					}
+				})
+				if x.start < s.start {
+					c.fail("lease %d: node %d starts at %d, before the run's %d", i, n, x.start, s.start)
+					return
+				}
+				done = x.start == s.start
+			}
+		}
+		if int(end) != len(l.cells) {
+			c.fail("lease %d: segments end at block %d of %d", i, end, len(l.cells))
+		}
+		if l.attention {
+			for _, p := range l.cells {
+				c.pageOwner[p]++
+			}
+		}
+	}
+	if live != m.liveLeases {
+		c.fail("%d live leases, counted %d", m.liveLeases, live)
+	}
+	for i := range m.nodes {
+		if c.pins[i] != m.nodes[i].pins && (c.pins[i] != 0 || m.nodes[i].attached) {
+			c.fail("node %d has %d pins, leases have %d (C-68)", i, m.nodes[i].pins, c.pins[i])
+		}
+	}
+	for i := range m.realms {
+		if perRealm[i] != m.realms[i].leases {
+			c.fail("realm %d has %d leases, counted %d", i, m.realms[i].leases, perRealm[i])
+		}
+	}
+}
+
+// basePool: every page is free, private or in one node, and active says how many
+// have an owner (C-70).
+func (c *checker) basePool() {
+	m := c.m
+	active := 0
+	for _, n := range c.pageOwner {
+		if n > 0 {
+			active++
+		}
+	}
+	if active != m.base.active {
+		c.fail("%d base pages active, counted %d (C-68)", m.base.active, active)
+	}
+	for _, f := range [...]chain{m.base.free, m.content.spare} {
+		cell := f.first
+		for k := range f.n {
+			c.use(cell, 4)
+			if k == f.n-1 && cell != f.last {
+				c.fail("a free list ends in %d, says %d", cell, f.last)
+			}
+			cell = m.content.next[cell]
+		}
+	}
+	for cell, use := range c.cached {
+		if use == 0 {
+			c.fail("cell %d is lost (C-70)", cell)
+		}
+		if cell < m.cfg.BasePages && c.pageOwner[cell] > 0 && use == 4 {
+			c.fail("page %d is free and in use (C-16)", cell)
+		}
+	}
+}
+
+func (c *checker) draftPool() {
+	m := c.m
+	d := &m.draft
+	owners, marks, free := make([]int32, d.size), make([]int32, d.size), make([]bool, d.size)
+	up := func(count []int32, page int32) {
+		for ; page >= 0; page = d.prev[page] {
+			count[page]++
+			if count[page] > 1 {
+				return
+			}
+		}
+	}
+	for i := range m.leases {
+		if l := &m.leases[i]; l.live && len(l.draft) > 0 {
+			up(owners, l.draft[len(l.draft)-1])
+			for k := range l.draft {
+				if k > 0 && d.prev[l.draft[k]] != l.draft[k-1] {
+					c.fail("lease %d: draft page %d does not follow %d (C-27)", i, l.draft[k], l.draft[k-1])
+				}
+			}
+		}
+	}
+	for i := m.order.First(); i >= 0; i = m.order.After(i) {
+		if p := m.records[i].draftLast; p >= 0 {
+			up(marks, p)
+		}
+	}
+	page := d.free.first
+	for range d.free.n {
+		free[page] = true
+		page = d.next[page]
+	}
+	active := 0
+	for p := range owners {
+		if owners[p] > 0 {
+			active++
+		}
+		if free[p] != (owners[p]|marks[p] == 0) {
+			c.fail("draft page %d: free %v, owners %d, marks %d (C-16)", p, free[p], owners[p], marks[p])
+		}
+		if !free[p] && (owners[p] != d.owners[p] || marks[p] != d.marks[p]) {
+			c.fail("draft page %d has %d/%d, counted %d/%d (C-68)", p, d.owners[p], d.marks[p], owners[p], marks[p])
+		}
+	}
+	if active != d.active {
+		c.fail("%d draft pages active, counted %d", d.active, active)
+	}
+}
+
+func (c *checker) slots() {
+	m := c.m
+	for k, p := range [...]*slotPool{&m.recurrent, &m.partial} {
+		want := make([]slotRefs, len(p.refs))
+		count := func(s int32, active, cache int32) {
+			if s >= 0 {
+				want[s].active += active
+				want[s].cache += cache
+			}
+		}
+		for i := range m.leases {
+			l := &m.leases[i]
+			if !l.live {
+				continue
+			}
+			count([]int32{l.recurrent, l.partial}[k], 1, 0)
+			for _, s := range [][]int32{l.reserved, l.reservedPartial}[k] {
+				count(s, 1, 0)
+			}
+		}
+		for i := m.order.First(); i >= 0; i = m.order.After(i) {
+			r := &m.records[i]
+			count([]int32{r.recurrent, r.partial}[k], 0, 1)
+		}
+		active, used := 0, 0
+		for s := range want {
+			if want[s] != p.refs[s] {
+				c.fail("slot %d of pool %d has %v, counted %v (C-68)", s, k+2, p.refs[s], want[s])
+			}
+			if want[s].active > 0 {
+				active++
+			}
+			if want[s] != (slotRefs{}) {
+				used++
+			}
+		}
+		if active != p.active || used+p.free.n != len(p.refs) {
+			c.fail("pool %d: active %d of %d, used %d, free %d (C-70)", k+2, p.active, active, used, p.free.n)
+		}
+	}
+}
+
+// empty is C-71.
+func (c *checker) empty() {
+	m := c.m
+	if m.liveLeases > 0 || m.recordCount > 0 {
+		return
+	}
+	for pool := range resourceCount {
+		if m.Free(pool) != m.Capacity(pool) {
+			c.fail("no lease and no record, but %d of %d %s slots are free (C-71)", m.Free(pool), m.Capacity(pool), pool)
+		}
+	}
+	if m.content.spare.n != m.content.shadows || m.Nodes() > 0 {
+		c.fail("no lease and no record, but %d nodes and %d of %d shadow cells are left", m.Nodes(), m.content.shadows-m.content.spare.n, m.content.shadows)
+	}
+}

@@ -1,0 +1,181 @@
+package prefix
+
+import "libprefixcache/core/status"
+
+// fitsNow says whether a demand can be met from the free lists alone (C-40).
+func (m *Manager) fitsNow(d *Demand) bool {
+	return d[BasePages] <= m.base.free.n && d[DraftPages] <= m.draft.free.n &&
+		d[RecurrentSlots] <= m.recurrent.free.n && d[PartialSlots] <= m.partial.free.n
+}
+
+// evictFor evicts records, next victim first, until the demand fits in all four
+// pools at once: the shortest prefix of the order that does (C-41). spare, if
+// not -1, comes last. The caller knows that the demand is feasible.
+func (m *Manager) evictFor(d Demand, spare int32) {
+	for !m.fitsNow(&d) {
+		victim := m.order.First()
+		if victim == spare {
+			if next := m.order.After(victim); next >= 0 {
+				victim = next
+			}
+		}
+		m.evict(victim)
+	}
+}
+
+// evict removes one record and gives back what only it kept (C-65). Nothing is
+// scanned: the part of the index that dies hangs together at the record's end.
+func (m *Manager) evict(i int32) {
+	r := &m.records[i]
+	n := &m.counters
+	m.order.Remove(i)
+	m.unmark(i)
+	if r.recurrent >= 0 {
+		if freed, _ := m.recurrent.drop(r.recurrent, 0, 1); freed {
+			n.Reclaimed[RecurrentSlots]++
+		}
+	}
+	if r.partial >= 0 {
+		if freed, _ := m.partial.drop(r.partial, 0, 1); freed {
+			n.Reclaimed[PartialSlots]++
+		}
+	}
+	if r.tail >= 0 {
+		m.putShadowCell(r.tail)
+	}
+	if r.draftLast >= 0 {
+		n.Reclaimed[DraftPages] += uint64(m.dropDraft(i))
+	}
+	end := r.node
+	n.Reclaimed[BasePages] += uint64(m.trim(end))
+	n.EvictedRecords++
+	r.live = false
+	m.recordCount--
+	m.recordFree = append(m.recordFree, i)
+}
+
+// trim takes everything out of the index that no record covers any more, from
+// node id towards the root, and frees what no lease owns (C-16). It returns the
+// number of pages freed.
+func (m *Manager) trim(id int32) int {
+	var gone chain // ascending, like the record listed them (C-17)
+	var shadow bool
+	realm := m.nodes[id].realm
+	for {
+		x := &m.nodes[id]
+		if x.isRoot() || x.child >= 0 {
+			break
+		}
+		keep, cell := x.start, int32(-1)
+		if x.deep >= 0 {
+			keep, cell = m.records[x.deep].at, m.records[x.deep].cell
+		}
+		if keep == x.end {
+			break
+		}
+		up, part := x.parent, keep > x.start
+		shadow = x.shadow
+		switch {
+		case part && x.pins > 0: // the rest lives on with its owners
+			m.split(id, keep, cell)
+			m.detach(id)
+		case part:
+			tail := chain{m.content.next[cell], x.last, int(x.end - keep)}
+			tail.join(m.content.next, gone)
+			gone = tail
+			x.last, x.end = cell, keep
+			x.gen++ // places behind keep mean nothing any more
+			if !shadow {
+				m.indexed -= tail.n
+			}
+		case x.pins > 0:
+			m.detach(id)
+		default:
+			m.detach(id)
+			all := chain{x.first, x.last, int(x.end - x.start)}
+			all.join(m.content.next, gone)
+			gone = all
+			m.freeNode(id)
+		}
+		if part {
+			break
+		}
+		id = up
+	}
+	m.freeCells(gone, shadow)
+	if m.realms[realm].leases == 0 {
+		m.closeRealm(realm)
+	}
+	if shadow {
+		return 0
+	}
+	return gone.n
+}
+
+// enforceLimit evicts records that were there before keep until the limit holds.
+func (m *Manager) enforceLimit(keep int32) {
+	for m.recordCount > m.cfg.MaxRecords {
+		victim := m.order.First()
+		if victim == keep && m.recordCount > 1 {
+			victim = m.order.After(victim)
+		}
+		m.evict(victim)
+	}
+}
+
+// EvictRecord drops one record (C-65). Its pages in use stay with their leases.
+func (m *Manager) EvictRecord(id RecordID) error {
+	i := m.recordByID(id)
+	if i < 0 {
+		return status.New(status.NotFound, "record %d is not resident", id)
+	}
+	m.evict(i)
+	return nil
+}
+
+func (m *Manager) recordByID(id RecordID) int32 {
+	for i := m.order.First(); i >= 0; i = m.order.After(i) {
+		if m.records[i].id == uint64(id) {
+			return i
+		}
+	}
+	return -1
+}
+
+// Invalidate drops every record of an adapter, of one generation or, when
+// generation is nil, of all. No page in use is touched: it stays with its leases
+// until they end. Those leases computed their state with the weights that are
+// now wrong, so what they publish later is dropped (PublishResult.Stale).
+func (m *Manager) Invalidate(adapter Hash128, generation *uint64) (records int) {
+	return m.forget(func(r *realm) bool {
+		return r.adapter.Present && r.adapter.ID == adapter && (generation == nil || r.adapter.Generation == *generation)
+	})
+}
+
+// Flush drops every record, under the same rule: nothing that was computed, or
+// is being computed, before the flush can be found after it.
+func (m *Manager) Flush() (records int) { return m.forget(func(*realm) bool { return true }) }
+
+func (m *Manager) forget(match func(*realm) bool) (records int) {
+	// A dead realm is no longer found: the next acquire with its extras opens a fresh one.
+	for i := range m.realms {
+		if r := &m.realms[i]; r.root >= 0 && !r.dead && match(r) {
+			r.dead = true
+			delete(m.realmOf, r.name)
+		}
+	}
+	for i := m.order.First(); i >= 0; {
+		next := m.order.After(i)
+		if m.realms[m.nodes[m.records[i].node].realm].dead {
+			m.evict(i)
+			records++
+		}
+		i = next
+	}
+	for i := range m.realms { // those without records were not closed by an eviction
+		if r := &m.realms[i]; r.root >= 0 && r.dead {
+			m.closeRealm(int32(i))
+		}
+	}
+	return records
+}

@@ -1,0 +1,213 @@
+package prefix
+
+import "libprefixcache/core/status"
+
+// lease is one request's ownership: cells at the front that it shares with the
+// index, and private ones behind them.
+//
+// cells has one cell for each block it holds, in order. segs says who keeps
+// them: a run of nodes that the lease pins, or the lease alone. Nearly always
+// there are two segments, one of each; more appear when another producer
+// published the same blocks first (C-58) or when nodes came back under other parents.
+type lease struct {
+	gen       uint32
+	live      bool
+	mode      Mode
+	attention bool
+
+	realm      int32
+	cells      []int32
+	segs       []segment
+	draft      []int32
+	history    int     // tokens
+	early      []int32 // tokens of the history that have no page yet
+	matched    int32   // blocks matched at acquisition: their content is settled
+	dependency int32   // blocks that a publication must cover (C-48), 0 = none
+	settled    int32   // keys level: blocks whose keys can no longer change
+	keyed      int32   // keys level: blocks whose keys a caller has given
+	cursor     place   // how far the sequence is known to be in the index
+
+	recurrent, partial int32 // slots bound by a hit, -1 = none
+	reserved           []int32
+	reservedPartial    []int32
+}
+
+// segment is cells [start, end) of a lease. bottom is the lowest node of a run
+// of pinned nodes linked by up, or -1 for cells that only this lease has, which
+// are one chain. The nodes of a run are found by walking up from bottom, so
+// splits need not be told.
+type segment struct {
+	bottom, start, end int32
+}
+
+const maxLeases = 1<<31 - 1
+
+// openLease returns a free lease slot; nothing counts until live is set.
+func (m *Manager) openLease() int32 {
+	if n := len(m.leaseFree); n > 0 {
+		return m.leaseFree[n-1]
+	}
+	m.leases = append(m.leases, lease{})
+	i := int32(len(m.leases) - 1)
+	m.leaseFree = append(m.leaseFree, i)
+	return i
+}
+
+func (m *Manager) leaseID(i int32) LeaseID {
+	return LeaseID(m.leases[i].gen)<<32 | LeaseID(i+1)
+}
+
+// find checks a handle. A stale, foreign or invented one is an error, never a crash.
+func (m *Manager) find(id LeaseID) (*lease, error) {
+	i := int64(id&0xFFFFFFFF) - 1
+	if i < 0 || i >= int64(len(m.leases)) || !m.leases[i].live || m.leases[i].gen != uint32(id>>32) {
+		return nil, status.New(status.BadHandle, "lease %#x is empty, stale or was never issued", uint64(id))
+	}
+	return &m.leases[i], nil
+}
+
+// pinPath takes ownership of the path from the root down to p, which must end at
+// the end of its node, and writes the lease's segments.
+func (m *Manager) pinPath(l *lease, p place) {
+	below := int32(-1)
+	for n := p.node; !m.nodes[n].isRoot(); n = m.nodes[n].parent {
+		x := &m.nodes[n]
+		m.pinNode(x)
+		// Segments come out lowest first: the present one goes on while the
+		// ownership link and the index agree.
+		if below >= 0 && m.nodes[below].up == n {
+			l.segs[len(l.segs)-1].start = x.start
+		} else {
+			l.segs = append(l.segs, segment{n, x.start, x.end})
+		}
+		below = n
+	}
+	for i, j := 0, len(l.segs)-1; i < j; i, j = i+1, j-1 {
+		l.segs[i], l.segs[j] = l.segs[j], l.segs[i]
+	}
+}
+
+func (m *Manager) pinNode(x *node) {
+	if x.pins == 0 && !x.shadow {
+		m.base.active += int(x.end - x.start)
+	}
+	x.pins++
+}
+
+// unpinSegment gives up the nodes of a segment, lowest first.
+func (m *Manager) unpinSegment(s segment) {
+	for n, top := s.bottom, false; !top; {
+		x := &m.nodes[n]
+		up := x.up
+		top = x.start <= s.start
+		x.pins--
+		if x.pins == 0 {
+			if !x.shadow {
+				m.base.active -= int(x.end - x.start)
+			}
+			if !x.attached {
+				m.freeCells(chain{x.first, x.last, int(x.end - x.start)}, x.shadow)
+				m.freeNode(n)
+			}
+		}
+		n = up
+	}
+}
+
+func (m *Manager) freeCells(c chain, shadow bool) {
+	if shadow {
+		m.content.putShadow(c)
+	} else {
+		m.base.put(c)
+	}
+}
+
+// takeCells appends n private cells to a lease. For pages, capacity was checked.
+func (m *Manager) takeCells(l *lease, n int) {
+	if n == 0 {
+		return
+	}
+	had := int32(len(l.cells))
+	if l.attention {
+		l.cells = m.base.take(n, l.cells)
+	} else {
+		for range n {
+			c := m.takeShadow()
+			if k := len(l.cells); int32(k) > had {
+				m.content.next[l.cells[k-1]] = c
+			}
+			l.cells = append(l.cells, c)
+		}
+	}
+	end := int32(len(l.cells))
+	if k := len(l.segs); k > 0 && l.segs[k-1].bottom < 0 {
+		m.content.next[l.cells[had-1]] = l.cells[had]
+		l.segs[k-1].end = end
+	} else {
+		l.segs = append(l.segs, segment{-1, had, end})
+	}
+}
+
+// write puts words of the history, from position at on, into the lease's cells.
+// What has no cell yet waits in early.
+func (m *Manager) write(l *lease, at int, words []int32, media []Hash128) {
+	w := m.content.width
+	if off := at % w; off != 0 && at/w < len(l.cells) { // continue a block that was begun: text only
+		words = words[copy(m.content.cell(l.cells[at/w])[off:], words):]
+		at += w - off
+	}
+	if len(words) == 0 {
+		return
+	}
+	first := at / w
+	n := min(len(words), max(0, len(l.cells)-first)*w)
+	if n > 0 {
+		if media != nil {
+			media = media[:n]
+		}
+		m.content.fill(l.cells[first:], words[:n], media)
+	}
+	l.early = append(l.early, words[n:]...)
+}
+
+// Release ends the lease and drops everything it still owns, exactly once. The
+// empty id is a no-op; a released id is stale (C-64).
+func (m *Manager) Release(id LeaseID) error {
+	if id == 0 {
+		return nil
+	}
+	l, err := m.find(id)
+	if err != nil {
+		return err
+	}
+	for _, s := range l.segs {
+		if s.bottom >= 0 {
+			m.unpinSegment(s)
+			continue
+		}
+		m.freeCells(chain{l.cells[s.start], l.cells[s.end-1], int(s.end - s.start)}, !l.attention)
+		if l.attention {
+			m.base.active -= int(s.end - s.start)
+		}
+	}
+	if n := len(l.draft); n > 0 {
+		m.draft.unpin(l.draft[n-1])
+	}
+	m.dropRestored(l)
+	for _, s := range l.reserved {
+		m.recurrent.drop(s, 1, 0)
+	}
+	for _, s := range l.reservedPartial {
+		m.partial.drop(s, 1, 0)
+	}
+	r := l.realm
+	*l = lease{gen: l.gen + 1, cells: l.cells[:0], segs: l.segs[:0], draft: l.draft[:0], early: l.early[:0],
+		reserved: l.reserved[:0], reservedPartial: l.reservedPartial[:0]}
+	m.leaseFree = append(m.leaseFree, int32(id&0xFFFFFFFF)-1)
+	m.liveLeases--
+	m.realms[r].leases--
+	if m.realms[r].leases == 0 {
+		m.closeRealm(r)
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+package prefix
+
+// node is a run of blocks that nothing has split yet. Its cells are a chain
+// through content.next, first to last, for blocks [start, end) of every sequence
+// that goes through it.
+//
+// A node is attached while a record ends in it or below it: then it is in the
+// index and findable. When the last such record goes, a node that leases still
+// own is detached: it keeps its pages until they are released (C-52, C-65).
+//
+// Two links lead towards the root. parent is the place in the index. up is the
+// node whose pages precede this one's in the leases that own both; it differs
+// from parent only after a detached node came back under pages of another producer.
+type node struct {
+	parent, up       int32
+	child            int32 // first of the children, -1 = leaf
+	sibling, elder   int32 // next and previous child of the same parent
+	hint             int32 // the child that matched last
+	first, last      int32 // cells
+	start, end       int32 // blocks
+	pins             int32 // leases that own all the cells
+	deep             int32 // record that ends deepest in (start, end]; others follow by record.above
+	draft            int32 // newest record with a draft path that ends in or below, -1 = none
+	realm            int32
+	gen              uint32 // raised whenever positions in it may have lost their meaning
+	hash             uint64
+	attached, shadow bool
+}
+
+func (m *Manager) newNode() int32 {
+	var id int32
+	if n := len(m.nodeFree); n > 0 {
+		id, m.nodeFree = m.nodeFree[n-1], m.nodeFree[:n-1]
+	} else {
+		id = int32(len(m.nodes))
+		m.nodes = append(m.nodes, node{})
+	}
+	m.nodes[id] = node{parent: -1, up: -1, child: -1, sibling: -1, elder: -1, hint: -1, first: -1, last: -1,
+		deep: -1, draft: -1, gen: m.nodes[id].gen}
+	return id
+}
+
+func (m *Manager) freeNode(id int32) {
+	m.nodes[id].gen++
+	m.nodes[id].attached = false
+	m.nodeFree = append(m.nodeFree, id)
+}
+
+// isRoot: only a root has no blocks.
+func (x *node) isRoot() bool { return x.end == 0 }
+
+// link makes a detached node x a child of p, and findable.
+func (m *Manager) link(id, p int32) {
+	x, par := &m.nodes[id], &m.nodes[p]
+	x.parent = p
+	x.sibling, x.elder = par.child, -1
+	if par.child >= 0 {
+		m.nodes[par.child].elder = id
+	}
+	par.child, par.hint = id, id
+	x.hash = m.content.hashCell(p, x.first)
+	m.table.insert(m.nodes, id)
+}
+
+func (m *Manager) unlink(id int32) {
+	x := &m.nodes[id]
+	par := &m.nodes[x.parent]
+	if x.elder >= 0 {
+		m.nodes[x.elder].sibling = x.sibling
+	} else {
+		par.child = x.sibling
+	}
+	if x.sibling >= 0 {
+		m.nodes[x.sibling].elder = x.elder
+	}
+	if par.hint == id {
+		par.hint = -1
+	}
+	m.table.remove(m.nodes, id)
+	x.sibling, x.elder = -1, -1
+}
+
+// attach puts a node with cells under p in the index.
+func (m *Manager) attach(id, p int32) {
+	m.link(id, p)
+	x := &m.nodes[id]
+	x.attached, x.realm = true, m.nodes[p].realm
+	if !x.shadow {
+		m.indexed += int(x.end - x.start)
+	}
+}
+
+// detach takes a childless node without records out of the index.
+func (m *Manager) detach(id int32) {
+	m.unlink(id)
+	x := &m.nodes[id]
+	x.attached, x.draft = false, -1
+	x.gen++
+	if !x.shadow {
+		m.indexed -= int(x.end - x.start)
+	}
+}
+
+// split cuts a node at block s, start < s < end, where cell is the cell of block
+// s-1. The new node takes the upper part, towards the root, and the old id keeps
+// the lower: so children, cursors at the end and the bottoms of segments stay
+// valid, and pins are simply copied. It returns the new node.
+func (m *Manager) split(id, s, cell int32) int32 {
+	top := m.newNode()
+	x, u := &m.nodes[id], &m.nodes[top]
+	gen := u.gen
+	*u = *x
+	u.gen, u.child, u.hint = gen, -1, -1
+	u.last, u.end = cell, s
+	x.first, x.start = m.content.next[cell], s
+	x.up = top
+	if !x.attached {
+		return top
+	}
+	// The upper half inherits the place among the siblings and in the table.
+	if u.elder >= 0 {
+		m.nodes[u.elder].sibling = top
+	} else {
+		m.nodes[u.parent].child = top
+	}
+	if u.sibling >= 0 {
+		m.nodes[u.sibling].elder = top
+	}
+	if h := &m.nodes[u.parent].hint; *h == id {
+		*h = top
+	}
+	m.table.replace(m.nodes, id, top)
+	m.link(id, top)
+	m.splitMarks(id, top, s)
+	return top
+}
+
+// childAt finds the child of p whose first block is block at of src.
+func (m *Manager) childAt(p int32, src *source, at int32) int32 {
+	x := &m.nodes[p]
+	if x.hint >= 0 && m.sameBlock(src, at, m.nodes[x.hint].first) {
+		return x.hint
+	}
+	if x.child < 0 {
+		return -1
+	}
+	h := m.hashSource(p, src, at)
+	mask := uint64(len(m.table.slot) - 1)
+	for i := h & mask; ; i = (i + 1) & mask {
+		id := m.table.slot[i]
+		if id < 0 {
+			return -1
+		}
+		c := &m.nodes[id]
+		if c.hash != h || c.parent != p {
+			continue
+		}
+		if m.sameBlock(src, at, c.first) {
+			x.hint = id
+			return id
+		}
+		m.counters.HashCollisions++
+	}
+}
