@@ -29,6 +29,11 @@ type MemoryOptions struct {
 	// DontDump keeps the bytes out of core dumps. They hold users' activations,
 	// and a dump of a full mirror is of no use to anybody.
 	DontDump bool
+	// DontFork keeps the bytes out of children of fork, where an access faults.
+	// Without it, a host that forks once makes every huge page of the parent
+	// copy-on-write: the next store to each copies 2 MiB. Right for memory that
+	// only the library reads; wrong for results, which are the user's.
+	DontFork bool
 }
 
 // Memory is a range of reserved address space outside the Go heap. Its bytes
@@ -79,6 +84,9 @@ func Reserve(bytes int64, o MemoryOptions) (*Memory, error) {
 	if o.DontDump {
 		sysAdviseDontDump(m.bytes())
 	}
+	if o.DontFork {
+		sysAdviseDontFork(m.bytes())
+	}
 	m.register()
 	return m, nil
 }
@@ -106,16 +114,19 @@ func (m *Memory) Touch(off, n int64) error {
 	// In pieces, so that no single system call holds a processor for seconds.
 	for ; lo < hi; lo += touchPiece {
 		piece := unsafe.Slice((*byte)(m.At(lo)), min(touchPiece, hi-lo))
-		if sysPopulate(piece) == nil {
-			continue
-		}
-		// Before Linux 5.14: one atomic add of zero a page. It is a store, so
-		// the page appears, and it cannot undo a store of somebody else.
-		for i := 0; i < len(piece); i += PageBytes {
-			atomic.AddUint32((*uint32)(unsafe.Pointer(&piece[i])), 0)
+		if sysPopulate(piece) != nil {
+			touchByHand(piece) // before Linux 5.14
 		}
 	}
 	return nil
+}
+
+// touchByHand adds zero, atomically, to a word of each page. It is a store, so
+// the page appears, and it cannot undo a store of somebody else.
+func touchByHand(b []byte) {
+	for i := 0; i < len(b); i += PageBytes {
+		atomic.AddUint32((*uint32)(unsafe.Pointer(&b[i])), 0)
+	}
 }
 
 const touchPiece = 64 << 20

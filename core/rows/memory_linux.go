@@ -7,6 +7,7 @@ import (
 
 // Numbers of <asm-generic/mman-common.h> that package syscall does not know.
 const (
+	madvDontFork      = 10
 	madvHugePage      = 14
 	madvDontDump      = 16
 	madvPopulateWrite = 23 // Linux 5.14
@@ -24,6 +25,7 @@ func sysRelease(b []byte) error { return syscall.Munmap(b) }
 // Advice is only advice: a system without huge pages is slower, not wrong.
 func sysAdviseHuge(b []byte)     { _ = syscall.Madvise(b, madvHugePage) }
 func sysAdviseDontDump(b []byte) { _ = syscall.Madvise(b, madvDontDump) }
+func sysAdviseDontFork(b []byte) { _ = syscall.Madvise(b, madvDontFork) }
 
 func sysDiscard(b []byte) { _ = syscall.Madvise(b, syscall.MADV_DONTNEED) }
 

@@ -37,7 +37,9 @@ func NewMirror(slots, rowBytes int64, o MirrorOptions) (*Mirror, error) {
 	if mulOverflows(slots, rowBytes) {
 		return nil, status.New(status.OutOfMemory, "rows: cannot reserve %d slots of %d bytes (mirror): more than the address space", slots, rowBytes)
 	}
-	mem, err := Reserve(slots*rowBytes, MemoryOptions{Purpose: PurposeMirror, SmallPages: o.SmallPages, DontDump: o.DontDump})
+	mem, err := Reserve(slots*rowBytes, MemoryOptions{
+		Purpose: PurposeMirror, SmallPages: o.SmallPages, DontDump: o.DontDump, DontFork: true,
+	})
 	if err != nil {
 		return nil, err
 	}
