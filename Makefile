@@ -1,0 +1,56 @@
+# libprefixcache: the two commands are `make run` and `make test`; `make help` lists the rest.
+
+SHELL := /bin/bash
+ROOT := $(CURDIR)
+BUILD := build
+LIB := $(BUILD)/libprefixcache.so
+SOVERSION := 0
+GO ?= go
+PYTHON ?= $(shell cat $(BUILD)/python 2>/dev/null || echo python3)
+# Trace for `make run`; empty means one that the project generates itself.
+TRACE ?=
+RUN_ARGS ?=
+
+GO_SOURCES := $(shell find capi core gpu -name '*.go' -o -name '*.s' -o -name '*.c' -o -name '*.h' 2>/dev/null) \
+	include/prefixcache.h capi/libprefixcache.map go.mod go.sum
+
+# The CUDA header and the libcuda trampolines: -lcuda and cuda.h without a toolkit.
+include gpu/cuda/cuda.mk
+
+GO_LDFLAGS := -s -w -extldflags '-Wl,-soname,libprefixcache.so.$(SOVERSION) \
+	-Wl,--version-script=$(ROOT)/capi/libprefixcache.map -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined'
+
+.DEFAULT_GOAL := all
+.PHONY: all help setup run test bench lint format clean install
+
+all: $(LIB) ## build build/libprefixcache.so
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: ## install what is missing (needs root for Debian packages), or name it exactly
+	@scripts/setup.sh
+
+$(BUILD)/python: scripts/setup.sh
+	@scripts/setup.sh
+
+$(LIB): $(GO_SOURCES) $(CUDA_STUB)
+	@mkdir -p $(BUILD)
+	$(GO) build -buildmode=c-shared -trimpath -ldflags "$(GO_LDFLAGS)" -o $@ ./capi
+	@rm -f $(BUILD)/libprefixcache.h
+	@ln -sf libprefixcache.so $(BUILD)/libprefixcache.so.$(SOVERSION)
+
+run: $(BUILD)/python $(LIB) ## replay a trace and check every row (TRACE=file.jsonl, RUN_ARGS=...)
+	@scripts/run.sh $(if $(TRACE),--trace $(TRACE)) $(RUN_ARGS)
+
+test: $(BUILD)/python $(LIB) ## all tests: Go, Python, C++
+	@$(PYTHON) scripts/run_tests.py
+
+bench: $(BUILD)/python $(LIB) ## the speed figures, as ratios taken in one run
+	@scripts/bench.sh
+
+lint: $(BUILD)/python ## gofmt, vet, staticcheck, clang-format, ruff (pinned versions)
+	@scripts/lint.sh
+
+clean: ## remove build/
+	rm -rf $(BUILD)

@@ -1,0 +1,75 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"libprefixcache/core/status"
+)
+
+// maxElements bounds every array that crosses the ABI, so that a length that
+// was never initialised is refused instead of followed.
+const maxElements = 1 << 40
+
+// slice views a caller's array for the length of the call.
+func slice[T any, N ~uint64 | ~int64](argument string, p unsafe.Pointer, n N) ([]T, *status.Error) {
+	var zero T
+	if n < 0 || uint64(n) > maxElements/uint64(max(1, unsafe.Sizeof(zero))) {
+		return nil, status.New(status.InvalidArgument, "%s: length %d, expected 0 to %d", argument, n, uint64(maxElements)/uint64(max(1, unsafe.Sizeof(zero))))
+	}
+	if n == 0 {
+		return nil, nil
+	}
+	if p == nil {
+		return nil, status.New(status.InvalidArgument, "%s: null with length %d, expected an array", argument, n)
+	}
+	if uintptr(p)%unsafe.Alignof(zero) != 0 {
+		return nil, status.New(status.InvalidArgument, "%s: address %#x is not aligned to %d bytes", argument, uintptr(p), unsafe.Alignof(zero))
+	}
+	return unsafe.Slice((*T)(p), int(n)), nil
+}
+
+// out checks an output pointer.
+func out(argument string, p unsafe.Pointer) *status.Error {
+	if p == nil {
+		return status.New(status.InvalidArgument, "%s: null, expected the address of an output", argument)
+	}
+	return nil
+}
+
+// structSize checks the size a caller wrote into a struct it passes in. Larger
+// structs of a newer header are accepted only when what we do not know is zero.
+func structSize(argument string, p unsafe.Pointer, size C.uint32_t, minimum, known uintptr) *status.Error {
+	if uintptr(size) < minimum {
+		return status.New(status.Unsupported, "%s.struct_size: %d, expected at least %d (sizeof the struct in prefixcache.h)", argument, uint32(size), minimum)
+	}
+	if uintptr(size) > 1<<16 {
+		return status.New(status.Unsupported, "%s.struct_size: %d, expected %d (was the struct zeroed and its struct_size set?)", argument, uint32(size), known)
+	}
+	for off := known; off < uintptr(size); off++ {
+		if *(*byte)(unsafe.Add(p, off)) != 0 {
+			return status.New(status.Unsupported, "%s: byte %d is set, but this library knows only the first %d bytes: it is older than the host's header", argument, off, known)
+		}
+	}
+	return nil
+}
+
+// reserved checks that a field which has no meaning yet is zero.
+func reserved(argument string, v uint64) *status.Error {
+	if v != 0 {
+		return status.New(status.Unsupported, "%s: %d, expected 0 (reserved)", argument, v)
+	}
+	return nil
+}
+
+// fill copies the part of a statistics struct that the caller has room for, and
+// keeps the struct_size that the caller wrote.
+func fill[T any](dst *T, size C.uint32_t, src T) {
+	n := min(uintptr(size), unsafe.Sizeof(src))
+	const header = 4 // struct_size stays
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(dst)), n)[header:], unsafe.Slice((*byte)(unsafe.Pointer(&src)), n)[header:])
+}

@@ -1,0 +1,23 @@
+// Package main is the C ABI of libprefixcache: it turns the functions of
+// include/prefixcache.h into calls of core and gpu. It decides nothing.
+//
+// A call walks like this:
+//
+//	host --> pc_x (shim.c)      fork guard, error text cleared
+//	     --> pcgo_x (Go export)  handle looked up and held, pointers and lengths checked
+//	     --> core                decisions, errors as *status.Error
+//	     --> fail (errors.go)    the one place where an error becomes a number and a text
+//
+// Files: shim.c and context_shim.c hold the public symbols; handles.go the
+// handle table; args.go the checks of pointers and lengths; errors.go error
+// text, panic recovery and log; buffers.go the result arena; omni.go and
+// context.go one export per function of the header.
+//
+// Rules that every export keeps:
+//   - it defers guard, so that no panic unwinds into C;
+//   - it copies or finishes with every pointer before it returns;
+//   - it checks everything before it changes anything;
+//   - no Go pointer leaves Go.
+package main
+
+func main() {}

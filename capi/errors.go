@@ -1,0 +1,82 @@
+package main
+
+/*
+#cgo CFLAGS: -std=gnu11 -I${SRCDIR}/../include
+#include <stdlib.h>
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"sync/atomic"
+	"unsafe"
+
+	"libprefixcache/core/status"
+)
+
+// fail sets the calling thread's error text and returns the status: the one
+// place where an error of ours becomes a number of the C ABI.
+func fail(err error) C.pc_status {
+	if err == nil {
+		return C.PC_OK
+	}
+	text := err.Error()
+	C.pcshim_set_error((*C.char)(unsafe.Pointer(unsafe.StringData(text))), C.size_t(len(text)))
+	return C.pc_status(status.CodeOf(err))
+}
+
+// failNew is fail with a new error.
+func failNew(code status.Code, format string, args ...any) C.pc_status {
+	return fail(status.New(code, format, args...))
+}
+
+// caughtPanics counts panics that were turned into PC_ERROR_INTERNAL.
+var caughtPanics atomic.Uint64
+
+// guard is deferred by every export. A panic must not unwind into C: it becomes
+// an internal error with its text and place, and the object is marked unusable,
+// because nobody knows how far the operation came.
+func guard(st *C.pc_status, e *entry) {
+	if r := recover(); r != nil {
+		caughtPanics.Add(1)
+		if e != nil {
+			e.broken.Store(true)
+		}
+		text := fmt.Sprintf("internal error: %v (%s)", r, panicPlace())
+		logLine(C.PC_LOG_ERROR, text+"\n"+string(debug.Stack()))
+		*st = failNew(status.Internal, "%s", text)
+	}
+	if e != nil {
+		e.leave()
+	}
+}
+
+// panicPlace names the first frame of ours below the panic.
+func panicPlace() string {
+	var pcs [32]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs[:])])
+	for {
+		f, more := frames.Next()
+		if f.Func != nil && !isRuntime(f.Function) {
+			return fmt.Sprintf("%s:%d", f.Function, f.Line)
+		}
+		if !more {
+			return "place unknown"
+		}
+	}
+}
+
+func isRuntime(name string) bool { return len(name) > 8 && name[:8] == "runtime." }
+
+// logLine hands a line to the host's log callback.
+func logLine(level C.int32_t, text string) {
+	if C.pcshim_log_wants(level) == 0 {
+		return
+	}
+	c := C.CString(text)
+	defer C.free(unsafe.Pointer(c))
+	C.pcshim_log(level, c)
+}

@@ -1,0 +1,224 @@
+/*
+ * The public C functions that every host calls first: fork guard, error text,
+ * log callback, version functions, and the function table.
+ *
+ * The error text hangs on a pthread key, not on a __thread variable: a library
+ * with a large PT_TLS segment no longer loads once a host has used up the static
+ * TLS reserve (importing torch does).
+ */
+#include "shim.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "_cgo_export.h"
+
+#define STRINGIFY_(x) #x
+#define STRINGIFY(x) STRINGIFY_(x)
+
+/* ---------------------------------------------------------------- fork guard */
+
+/* Go's other threads do not exist in a child of fork: the first call that needs
+ * one would hang. Every call is refused there instead. */
+static atomic_int forked;
+
+static void in_child(void) { atomic_store(&forked, 1); }
+
+/* ---------------------------------------------------------------- error text */
+
+typedef struct error_text {
+    size_t capacity;
+    char text[];
+} error_text;
+
+static pthread_key_t error_key;
+static int error_key_made;
+
+__attribute__((constructor)) static void load(void) {
+    error_key_made = pthread_key_create(&error_key, free) == 0;
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+void pcshim_set_error(const char *text, size_t size) {
+    if (!error_key_made) return;
+    error_text *e = pthread_getspecific(error_key);
+    if (e == NULL || e->capacity < size + 1) {
+        size_t capacity = size + 1 < 512 ? 512 : size + 1;
+        error_text *grown = malloc(sizeof *grown + capacity);
+        if (grown == NULL) {
+            if (e) e->text[0] = 0;
+            return;
+        }
+        grown->capacity = capacity;
+        free(e);
+        e = grown;
+        pthread_setspecific(error_key, e);
+    }
+    memcpy(e->text, text, size);
+    e->text[size] = 0;
+}
+
+PC_API const char *pc_last_error(void) {
+    error_text *e = error_key_made ? pthread_getspecific(error_key) : NULL;
+    return e ? e->text : "";
+}
+
+pc_status pcshim_enter(void) {
+    error_text *e = error_key_made ? pthread_getspecific(error_key) : NULL;
+    if (e) e->text[0] = 0;
+    if (atomic_load_explicit(&forked, memory_order_relaxed)) {
+        static const char text[] =
+            "the library was loaded before fork() and cannot run in the child: start the process with spawn "
+            "(multiprocessing.set_start_method(\"spawn\")), or load the library after the fork";
+        pcshim_set_error(text, sizeof text - 1);
+        return PC_ERROR_FORKED;
+    }
+    return PC_OK;
+}
+
+/* ----------------------------------------------------------------------- log */
+
+/* Callback and user pointer change together, so readers take both under a lock;
+ * the level alone is read without one, because lines are rare and checks are not. */
+static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
+static pc_log_fn log_fn;
+static void *log_user;
+static atomic_int log_level;
+
+int pcshim_log_wants(int32_t level) { return level <= atomic_load_explicit(&log_level, memory_order_relaxed); }
+
+void pcshim_log(int32_t level, const char *text) {
+    if (!pcshim_log_wants(level)) return;
+    pthread_mutex_lock(&log_lock);
+    pc_log_fn fn = log_fn;
+    void *user = log_user;
+    pthread_mutex_unlock(&log_lock);
+    if (fn) fn(user, level, text);
+}
+
+PC_API pc_status pc_set_log(pc_log_fn fn, void *user, int32_t level) {
+    pc_status entered = pcshim_enter();
+    if (entered) return entered;
+    if (fn && (level < PC_LOG_ERROR || level > PC_LOG_DEBUG)) {
+        static const char text[] = "level: out of range, expected PC_LOG_ERROR (1) to PC_LOG_DEBUG (4)";
+        pcshim_set_error(text, sizeof text - 1);
+        return PC_ERROR_INVALID_ARGUMENT;
+    }
+    pthread_mutex_lock(&log_lock);
+    log_fn = fn;
+    log_user = user;
+    atomic_store(&log_level, fn ? level : 0);
+    pthread_mutex_unlock(&log_lock);
+    if (fn) pcgo_log_installed();
+    return PC_OK;
+}
+
+/* ------------------------------------------------------------------- version */
+
+PC_API const char *pc_version(void) {
+    return STRINGIFY(PC_VERSION_MAJOR) "." STRINGIFY(PC_VERSION_MINOR) "." STRINGIFY(PC_VERSION_PATCH);
+}
+
+PC_API uint32_t pc_abi_version(void) { return PC_ABI_VERSION; }
+
+PC_API const char *pc_status_name(pc_status status) {
+    switch (status) {
+#define NAME(s) \
+    case s:     \
+        return #s
+        NAME(PC_OK);
+        NAME(PC_REQUEST_FAILED);
+        NAME(PC_POISONED);
+        NAME(PC_KEY_MISMATCH);
+        NAME(PC_NOT_FOUND);
+        NAME(PC_ERROR_INVALID_ARGUMENT);
+        NAME(PC_ERROR_BAD_HANDLE);
+        NAME(PC_ERROR_WRONG_STATE);
+        NAME(PC_ERROR_BUFFER_TOO_SMALL);
+        NAME(PC_ERROR_UNSUPPORTED);
+        NAME(PC_ERROR_UNMATCH);
+        NAME(PC_ERROR_STAGING_TIMEOUT);
+        NAME(PC_ERROR_INTERNAL);
+        NAME(PC_ERROR_OUT_OF_MEMORY);
+        NAME(PC_ERROR_DEVICE);
+        NAME(PC_ERROR_FORKED);
+        NAME(PC_ERROR_BUSY);
+        NAME(PC_ERROR_CLOSED);
+#undef NAME
+        default:
+            return "PC_UNKNOWN";
+    }
+}
+
+PC_API const char *pc_kernel_name(void) { return pcgo_kernel_name(); }
+
+/* ------------------------------------------------------------------ forwards */
+
+PCSHIM_FORWARD(reserve_threads, (uint32_t threads), (threads))
+PCSHIM_FORWARD(buffer_acquire, (uint64_t bytes, void **data, pc_handle *buffer), (bytes, data, buffer))
+PCSHIM_FORWARD(buffer_release, (pc_handle buffer), (buffer))
+PCSHIM_FORWARD(buffer_get_stats, (pc_buffer_stats * stats), (stats))
+
+PCSHIM_FORWARD(omni_create, (const pc_omni_options *options, pc_handle *cache), ((pc_omni_options *)options, cache))
+PCSHIM_FORWARD(omni_shutdown, (pc_handle cache), (cache))
+PCSHIM_FORWARD(omni_destroy, (pc_handle * cache), (cache))
+PCSHIM_FORWARD(omni_set_policy, (pc_handle cache, uint32_t needs_hidden), (cache, needs_hidden))
+PCSHIM_FORWARD(omni_open_key,
+               (pc_handle cache, const char *name, size_t name_size, uint64_t row_bytes, uint32_t type_tag,
+                uint32_t schedule, uint32_t *key),
+               (cache, (char *)name, name_size, row_bytes, type_tag, schedule, key))
+PCSHIM_FORWARD(omni_step_begin,
+               (pc_handle cache, const uint64_t *finished, size_t num_finished, const pc_omni_new_request *arrivals,
+                size_t num_arrivals, uint8_t *hit_accepted),
+               (cache, (uint64_t *)finished, num_finished, (pc_omni_new_request *)arrivals, num_arrivals, hit_accepted))
+PCSHIM_FORWARD(omni_save, (pc_handle cache, pc_omni_save_args *args), (cache, args))
+PCSHIM_FORWARD(omni_materialize, (pc_handle cache, uint64_t step, const pc_omni_read *reads, size_t num_reads),
+               (cache, step, (pc_omni_read *)reads, num_reads))
+PCSHIM_FORWARD(omni_discard, (pc_handle cache, uint64_t step), (cache, step))
+PCSHIM_FORWARD(omni_get_stats, (pc_handle cache, pc_omni_stats *stats), (cache, stats))
+PCSHIM_FORWARD(omni_inspect,
+               (pc_handle cache, uint32_t key, const int64_t *slots, size_t num_slots, pc_omni_slot_state *states,
+                void *rows, uint64_t rows_bytes),
+               (cache, key, (int64_t *)slots, num_slots, states, rows, rows_bytes))
+PCSHIM_FORWARD(omni_check, (pc_handle cache), (cache))
+PCSHIM_FORWARD(omni_fail_write, (pc_handle cache, uint64_t nth), (cache, nth))
+
+/* ------------------------------------------------------------- function table */
+
+PC_API const pc_api *pc_get_api(uint32_t version) {
+    static const pc_api table = {
+        .struct_size = sizeof(pc_api),
+        .abi_version = PC_ABI_VERSION,
+        .version = pc_version,
+        .status_name = pc_status_name,
+        .last_error = pc_last_error,
+        .kernel_name = pc_kernel_name,
+        .reserve_threads = pc_reserve_threads,
+        .set_log = pc_set_log,
+        .buffer_acquire = pc_buffer_acquire,
+        .buffer_release = pc_buffer_release,
+        .buffer_get_stats = pc_buffer_get_stats,
+        .omni_create = pc_omni_create,
+        .omni_shutdown = pc_omni_shutdown,
+        .omni_destroy = pc_omni_destroy,
+        .omni_set_policy = pc_omni_set_policy,
+        .omni_open_key = pc_omni_open_key,
+        .omni_step_begin = pc_omni_step_begin,
+        .omni_save = pc_omni_save,
+        .omni_materialize = pc_omni_materialize,
+        .omni_discard = pc_omni_discard,
+        .omni_get_stats = pc_omni_get_stats,
+        .omni_inspect = pc_omni_inspect,
+        .omni_check = pc_omni_check,
+        .omni_fail_write = pc_omni_fail_write,
+    };
+    if (version == 0 || version > PC_ABI_VERSION) {
+        static const char text[] = "version: this library has function tables 1 to " STRINGIFY(
+            PC_ABI_VERSION) ", the host wants a newer one (or 0): install a newer libprefixcache";
+        pcshim_set_error(text, sizeof text - 1);
+        return NULL;
+    }
+    return &table;
+}

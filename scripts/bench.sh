@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Every speed figure of the README, as ratios taken in one run.
+set -u
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-$(cat build/python)}
+status=0
+echo "== omni cache, through Python =="
+PYTHONPATH=python "$PYTHON" python/bench/bench_omni.py --check || status=1
+echo "== row kernels =="
+go test ./core/rows -run '^$' -bench . -benchtime 0.2s || status=1
+exit $status

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The main job: replay request traffic through both caches and check every row
+# and page. Arguments: [--trace FILE] and options of `python -m prefixcache.replay`.
+set -u
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-$(cat build/python)}
+trace=
+args=("$@")
+for ((i = 0; i < $#; i++)); do
+    [ "${args[i]}" = --trace ] && trace=${args[i + 1]:-}
+done
+if [ -n "$trace" ] && [ ! -r "$trace" ]; then
+    echo "run: --trace $trace: no such file, expected a JSON-lines trace" >&2
+    exit 2
+fi
+status=0
+echo "== omni cache: the scheduler, the drop-in, and every row checked =="
+PYTHONPATH=python "$PYTHON" -m prefixcache.replay "$@" || status=1
+exit $status
