@@ -84,7 +84,7 @@ func (c *checker) records() {
 			c.fail("record %d ends at block %d, outside its node", r.id, r.at)
 		case r.exact == 0 && (r.at == 0 || r.recurrent >= 0 || r.partial >= 0 || r.tail >= 0):
 			c.fail("record %d is ordinary but has parts of a checkpoint", r.id)
-		case r.exact != 0 && (r.recurrent < 0 || int(r.exact)/m.cfg.PageTokens != int(r.at) || r.draftLast >= 0):
+		case r.exact != 0 && (r.recurrent < 0 || int(r.exact)/m.cfg.PageTokens != int(r.at)):
 			c.fail("checkpoint record %d is malformed (C-32)", r.id)
 		case r.exact != 0 && (r.partial >= 0) != (!x.shadow && int(r.exact)%m.cfg.PageTokens != 0):
 			c.fail("checkpoint record %d has partial slot %d (C-32)", r.id, r.partial)

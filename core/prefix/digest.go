@@ -87,8 +87,8 @@ func (d *digester) block(parent Hash128, tokens []int32, media []Hash128, extras
 }
 
 // FullBlockChain returns the digests of the full blocks of a prompt, one for
-// each; the tail is ignored (C-9). extras is nil, one for all blocks, or one for
-// each full block; media is nil or has one entry for each token (C-10).
+// each; the tail is ignored (C-9). extras is nil or has one
+// entry for each full block; media is nil or has one entry for each token (C-10).
 func FullBlockChain(tokens []int32, pageTokens int, extras []Extras, media []Hash128) ([]Hash128, error) {
 	chain, _, err := digestPrefix(tokens, pageTokens, extras, media, false)
 	return chain, err
@@ -96,7 +96,7 @@ func FullBlockChain(tokens []int32, pageTokens int, extras []Extras, media []Has
 
 // ExactPrefix returns the digest of the whole prompt, its partial last block
 // included. For an aligned prompt it equals the last digest of the chain, for an
-// empty one ChainRoot (C-13). extras is nil, one for all, or one for each touched block.
+// empty one ChainRoot (C-13). extras is nil or has one entry for each touched block.
 func ExactPrefix(tokens []int32, pageTokens int, extras []Extras, media []Hash128) (Hash128, error) {
 	_, last, err := digestPrefix(tokens, pageTokens, extras, media, true)
 	return last, err
@@ -113,17 +113,14 @@ func digestPrefix(tokens []int32, pageTokens int, extras []Extras, media []Hash1
 	if tail {
 		blocks = (len(tokens) + pageTokens - 1) / pageTokens
 	}
-	if n := len(extras); n > 1 && n != blocks {
-		return nil, Hash128{}, status.New(status.InvalidArgument, "extras has %d entries, want none, one, or one for each of %d blocks", n, blocks)
+	if extras != nil && len(extras) != blocks {
+		return nil, Hash128{}, status.New(status.InvalidArgument, "extras has %d entries, want none or one for each of %d blocks", len(extras), blocks)
 	}
 	d, parent, out := digester{}, ChainRoot, make([]Hash128, 0, blocks)
 	for i := range blocks {
 		lo, hi := i*pageTokens, min((i+1)*pageTokens, len(tokens))
 		var e *Extras
-		switch {
-		case len(extras) == 1:
-			e = &extras[0]
-		case len(extras) > 1:
+		if extras != nil {
 			e = &extras[i]
 		}
 		var digests []Hash128

@@ -81,13 +81,13 @@ func (m *Manager) trim(id int32) int {
 			m.detach(id)
 		case part:
 			tail := chain{m.content.next[cell], x.last, int(x.end - keep)}
+			if !shadow {
+				m.indexed -= tail.n
+			}
 			tail.join(m.content.next, gone)
 			gone = tail
 			x.last, x.end = cell, keep
 			x.gen++ // places behind keep mean nothing any more
-			if !shadow {
-				m.indexed -= tail.n
-			}
 		case x.pins > 0:
 			m.detach(id)
 		default:
