@@ -605,8 +605,10 @@ PC_API pc_status pc_digest_bytes(const void *data, uint64_t size, pc_hash128 *di
 
 enum {
     PC_ORIGINAL_RECENCY = 1u, /* a vanilla hit does not make its record most recent */
-    PC_BLOCK_KEYS = 2u        /* manager: sequences are named by block keys of the caller, which are
+    PC_BLOCK_KEYS = 2u,       /* manager: sequences are named by block keys of the caller, which are
                                  trusted; without it by tokens, which are compared */
+    PC_HOST_MEMORY = 4u       /* table, context: addresses are plain host memory, also where there is a
+                                 GPU; without it CUDA is used when a driver is found */
 };
 
 typedef struct pc_manager_options {
@@ -841,29 +843,32 @@ PC_API pc_status pc_manager_record_pages(pc_handle manager, uint64_t record, uin
                                          int32_t *pages, uint64_t space, uint64_t *num_pages);
 
 /*
- * References of one page or snapshot slot. Changes nothing.
- *   resource  PC_RESOURCE_BASE_PAGE ..
- *   active    out: leases that use it; may be null
- *   cached    out: records that list it; may be null
+ * References of pages or snapshot slots first, first + 1, ... Changes nothing.
+ * Slow: counted afresh.
+ *   resource        PC_RESOURCE_BASE_PAGE ..
+ *   active          out: leases that use each; may be null
+ *   cached          out: records that list each; may be null
+ *   count           how many; first + count is at most the capacity
  * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.
  */
-PC_API pc_status pc_manager_references(pc_handle manager, uint32_t resource, int32_t index, int32_t *active,
-                                       int32_t *cached);
+PC_API pc_status pc_manager_references(pc_handle manager, uint32_t resource, uint64_t first, int32_t *active,
+                                       int32_t *cached, uint64_t count);
 
 /* Gauges (now), and counters since creation. Arrays are indexed by PC_RESOURCE_*. */
 typedef struct pc_manager_stats {
     uint32_t struct_size; /* in: sizeof(pc_manager_stats) */
     uint32_t reserved0;
-    uint64_t records;     /* gauge */
-    uint64_t leases;      /* gauge */
-    uint64_t base_blocks; /* gauge: distinct cached blocks */
+    uint64_t records;      /* gauge */
+    uint64_t leases;       /* gauge */
+    uint64_t base_blocks;  /* gauge: distinct cached blocks */
+    uint64_t draft_blocks; /* gauge: block boundaries over all draft paths */
     uint64_t capacity[4];
-    uint64_t free[4]; /* gauge */
+    uint64_t free[4];   /* gauge */
+    uint64_t active[4]; /* gauge: used by leases */
     uint64_t acquires;
-    uint64_t infeasible;          /* acquires and growths without capacity */
-    uint64_t evicted_records;     /* to make room, or over the record limit */
-    uint64_t invalidated_records; /* by invalidate, flush and evict */
-    uint64_t reclaimed[4];        /* slots that went free at an eviction */
+    uint64_t infeasible;      /* acquires without capacity */
+    uint64_t evicted_records; /* for whatever reason */
+    uint64_t reclaimed[4];    /* slots that went free at an eviction */
     uint64_t stale_publications;
     uint64_t hash_collisions; /* candidates whose content was another: harmless */
     uint64_t reasons[16];     /* acquired leases by PC_REASON_* */
@@ -900,7 +905,7 @@ PC_API pc_status pc_manager_dump(pc_handle manager, char *text, uint64_t space, 
  */
 typedef struct pc_table_options {
     uint32_t struct_size;    /* in: sizeof(pc_table_options) */
-    uint32_t reserved0;      /* 0 */
+    uint32_t flags;          /* PC_HOST_MEMORY or 0 */
     int32_t max_batch;       /* rows, >= 1 */
     int32_t row_width;       /* pages per sequence, >= 1 */
     int32_t num_pages;       /* of the K pool, 1 .. 2^30 - 1 */
@@ -910,8 +915,8 @@ typedef struct pc_table_options {
 } pc_table_options;
 
 /*
- * All entries -1, all rows to be uploaded. Without a GPU the device copy is host
- * memory.
+ * All entries -1, all rows to be uploaded. Where CUDA is used, the context of the
+ * model must be current on this thread.
  * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED,
  * PC_ERROR_OUT_OF_MEMORY, PC_ERROR_DEVICE.
  */
@@ -1077,7 +1082,7 @@ typedef struct pc_cache_resources {
 
 typedef struct pc_context_options {
     uint32_t struct_size;     /* in: sizeof(pc_context_options) */
-    uint32_t flags;           /* PC_ORIGINAL_RECENCY or 0 */
+    uint32_t flags;           /* PC_ORIGINAL_RECENCY | PC_HOST_MEMORY */
     uint32_t kind;            /* PC_DEPLOY_VANILLA .. */
     int32_t tokens_per_page;  /* 0: 128 */
     int32_t max_batch;        /* of the deployment, >= 1 */
@@ -1146,7 +1151,8 @@ PC_API pc_status pc_context_validate_deployment(const pc_deployment *deployment,
 
 /*
  * Create a coordinator. Enqueues nothing. Snapshot slots are budget / bytes of
- * one slot, rounded down, and are allocated here. The tables outlive it.
+ * one slot, rounded down, and are allocated here. The tables must have been made
+ * with the same PC_HOST_MEMORY, and must outlive it.
  *   options  in
  *   context  out
  * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED,
@@ -1540,8 +1546,8 @@ typedef struct pc_api {
     pc_status (*manager_records)(pc_handle manager, pc_record *records, uint64_t space, uint64_t *num_records);
     pc_status (*manager_record_pages)(pc_handle manager, uint64_t record, uint32_t model, uint64_t first,
                                       int32_t *pages, uint64_t space, uint64_t *num_pages);
-    pc_status (*manager_references)(pc_handle manager, uint32_t resource, int32_t index, int32_t *active,
-                                    int32_t *cached);
+    pc_status (*manager_references)(pc_handle manager, uint32_t resource, uint64_t first, int32_t *active,
+                                    int32_t *cached, uint64_t count);
     pc_status (*manager_get_stats)(pc_handle manager, pc_manager_stats *stats);
     pc_status (*manager_check)(pc_handle manager);
     pc_status (*manager_dump)(pc_handle manager, char *text, uint64_t space, uint64_t *size);

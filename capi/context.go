@@ -1,0 +1,214 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"libprefixcache/core/coordinator"
+	"libprefixcache/core/status"
+	"libprefixcache/gpu"
+)
+
+// contextCache is what a handle of a coordinator stands for: core's state
+// machine, and what carries out its commands.
+type contextCache struct {
+	mu      sync.Mutex // serialises every call; shared with the manager's handle
+	c       *coordinator.Coordinator
+	manager handle
+	active  atomic.Int64 // requests; read by the tables without mu
+
+	dev    gpu.Device
+	stream gpu.Stream
+	tables [2]*pageTable
+	store  snapshotStore
+
+	// The list in hand: commands[:count], of which next are done. handed of them
+	// are with the host, waiting for its report.
+	commands            []coordinator.Command
+	count, next, handed int
+
+	pinned        unsafe.Pointer // per request: lengths, slots, mapping
+	maxBatch      int
+	deviceMapping []uint64 // by core's place of the request
+
+	args     admissionArgs
+	advances []coordinator.Advance
+}
+
+func enterContext(h C.pc_handle) (*contextCache, *entry, *status.Error) {
+	e, err := handles.enter(handle(h), kindContext, "context")
+	if err != nil {
+		return nil, nil, err
+	}
+	x := e.object.(*contextCache)
+	x.mu.Lock()
+	return x, e, nil
+}
+
+// leaveContext is deferred after guard, so it runs first.
+func (x *contextCache) leave() {
+	x.active.Store(int64(x.c.Active()))
+	x.mu.Unlock()
+}
+
+var processStart = time.Now()
+
+// clock feeds the planning time counter: core has no clock of its own.
+func clock() int64 { return int64(time.Since(processStart)) }
+
+//export pcgo_context_create
+func pcgo_context_create(options *C.pc_context_options, context *C.pc_handle) (st C.pc_status) {
+	defer guard(&st, nil)
+	if err := out("context", unsafe.Pointer(context)); err != nil {
+		return fail(err)
+	}
+	x := &contextCache{}
+	cfg, err := x.config(options)
+	if err == nil {
+		err = x.open(options, cfg)
+	}
+	if err != nil {
+		x.close()
+		return fail(err)
+	}
+	h, herr := handles.add(kindContext, x)
+	if herr == nil {
+		m := newManager(&x.mu, x.c.Manager())
+		m.owned = true
+		if x.manager, herr = handles.add(kindManager, m); herr != nil {
+			_, _, _ = handles.remove(h, kindContext, "context")
+		}
+	}
+	if herr != nil {
+		x.close()
+		return fail(herr)
+	}
+	*context = C.pc_handle(h)
+	return C.PC_OK
+}
+
+// open makes core's object, then everything on the device.
+func (x *contextCache) open(options *C.pc_context_options, cfg *coordinator.Config) (err error) {
+	if x.c, err = coordinator.New(*cfg); err != nil {
+		return err
+	}
+	final := x.c.Config()
+	x.maxBatch = int(final.MaxBatch)
+	x.commands = make([]coordinator.Command, x.c.MaxCommands())
+	x.deviceMapping = make([]uint64, final.MaxRequests)
+	if x.dev, err = openDevice(options.flags, gpu.Stream(options.stream)); err != nil {
+		return err
+	}
+	for _, t := range x.tables {
+		if t != nil && t.dev.IsHost() != x.dev.IsHost() {
+			return status.New(status.InvalidArgument, "options: a page table is on %s, the coordinator on %s, expected one PC_HOST_MEMORY for both", t.dev.Name(), x.dev.Name())
+		}
+	}
+	x.stream = streamOn(x.dev, options.stream)
+	if x.pinned, err = x.dev.AllocHost(int64(payloads*x.maxBatch*int(final.MaxRequests)) * 4); err != nil {
+		return err
+	}
+	return x.store.open(x.dev, x.stream, x.c)
+}
+
+// close gives back what open got so far.
+func (x *contextCache) close() {
+	for _, t := range x.tables {
+		if t == nil {
+			continue
+		}
+		t.mu.Lock()
+		if t.user == x {
+			t.user = nil
+		}
+		t.mu.Unlock()
+	}
+	if x.dev == nil {
+		return
+	}
+	x.store.close(x.dev, x.stream)
+	if x.pinned != nil {
+		_ = x.dev.FreeHost(x.pinned)
+	}
+	_ = x.dev.Close()
+}
+
+//export pcgo_context_destroy
+func pcgo_context_destroy(h *C.pc_handle) (st C.pc_status) {
+	defer guard(&st, nil)
+	if h == nil || *h == 0 {
+		return C.PC_OK
+	}
+	x, e, err := enterContext(*h)
+	if err != nil && err.Code != status.Internal {
+		return fail(err)
+	}
+	if err == nil {
+		cerr := x.c.Close()
+		x.leave()
+		e.leave()
+		if cerr != nil {
+			return fail(cerr)
+		}
+	}
+	if _, _, err := handles.remove(handle(*h), kindContext, "context"); err != nil {
+		return fail(err)
+	}
+	// One that a panic left unusable is let go without touching the device:
+	// nobody knows what is running on its memory.
+	if x != nil {
+		_, _, _ = handles.remove(x.manager, kindManager, "manager")
+		x.close()
+	}
+	*h = 0
+	return C.PC_OK
+}
+
+//export pcgo_context_manager
+func pcgo_context_manager(h C.pc_handle, manager *C.pc_handle) (st C.pc_status) {
+	x, e, serr := enterContext(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if err := out("manager", unsafe.Pointer(manager)); err != nil {
+		return fail(err)
+	}
+	*manager = C.pc_handle(x.manager)
+	return C.PC_OK
+}
+
+//export pcgo_context_shutdown
+func pcgo_context_shutdown(h C.pc_handle, drained C.uint32_t) (st C.pc_status) {
+	x, e, serr := enterContext(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if drained > 1 {
+		return failNew(status.InvalidArgument, "drained: %d, expected 0 or 1", uint32(drained))
+	}
+	return fail(x.c.Shutdown(drained == 1))
+}
+
+//export pcgo_context_synchronize
+func pcgo_context_synchronize(h C.pc_handle) (st C.pc_status) {
+	x, e, serr := enterContext(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	// The wait may be long: others may look meanwhile. The handle stays held.
+	dev, stream := x.dev, x.stream
+	x.leave()
+	return fail(dev.Drain(stream))
+}

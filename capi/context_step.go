@@ -1,0 +1,261 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"libprefixcache/core/coordinator"
+	"libprefixcache/core/status"
+)
+
+// One export per step of a request's walk, in the order of the walk.
+
+//export pcgo_context_begin
+func pcgo_context_begin(ctx C.pc_handle, admission *C.pc_admission, starts *C.pc_sequence_start, request *C.pc_handle) (st C.pc_status) {
+	x, e, serr := enterContext(ctx)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if err := out("starts", unsafe.Pointer(starts)); err != nil {
+		return fail(err)
+	}
+	if err := out("request", unsafe.Pointer(request)); err != nil {
+		return fail(err)
+	}
+	a, serr := x.args.convert(admission, int32(x.maxBatch))
+	if serr != nil {
+		return fail(serr)
+	}
+	h, err := x.c.Begin(a, uint64(admission.stream))
+	if err != nil {
+		return fail(err)
+	}
+	for i := range unsafe.Slice(starts, len(a.Sequences)) {
+		s, err := x.c.Sequence(h, i)
+		if err != nil {
+			return fail(err)
+		}
+		start := C.pc_sequence_start{prefill_start: C.int32_t(s.PrefillStart), matched: C.int32_t(s.Matched),
+			kind: C.uint32_t(s.Kind), reason: C.uint32_t(s.Reason), skipped_media: C.int32_t(s.SkippedMedia)}
+		if s.ForcedCold {
+			start.forced_cold = 1
+		}
+		unsafe.Slice(starts, len(a.Sequences))[i] = start
+	}
+	*request = C.pc_handle(h)
+	return C.PC_OK
+}
+
+//export pcgo_context_prepare_prefill
+func pcgo_context_prepare_prefill(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_status) {
+	x, e, serr := enterContext(ctx)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if err := checkWork(work); err != nil {
+		return fail(err)
+	}
+	h := coordinator.Handle(request)
+	n, err := x.c.PreparePrefill(h, x.commands)
+	return x.begin(h, n, err, work)
+}
+
+//export pcgo_context_capture_prefill
+func pcgo_context_capture_prefill(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_status) {
+	x, e, serr := enterContext(ctx)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if err := checkWork(work); err != nil {
+		return fail(err)
+	}
+	h := coordinator.Handle(request)
+	n, err := x.c.EnqueuePrefillCaptures(h, x.commands)
+	return x.begin(h, n, err, work)
+}
+
+// advance views the arrays of a pc_advance. publishable is legal in a decode
+// step only.
+func (x *contextCache) advance(a *C.pc_advance, decode bool) (common, publishable []int32, serr *status.Error) {
+	if a == nil {
+		return nil, nil, status.New(status.InvalidArgument, "advance: null, expected a pc_advance")
+	}
+	if serr = structSize("advance", unsafe.Pointer(a), a.struct_size, unsafe.Sizeof(*a), unsafe.Sizeof(*a)); serr != nil {
+		return nil, nil, serr
+	}
+	for _, v := range a.reserved {
+		if serr = reserved("advance.reserved", uint64(v)); serr != nil {
+			return nil, nil, serr
+		}
+	}
+	n := int(a.num_sequences)
+	if n < 1 || n > x.maxBatch {
+		return nil, nil, status.New(status.InvalidArgument, "advance.num_sequences: %d, expected the active batch, 1 to %d", n, x.maxBatch)
+	}
+	cuts, serr := offsets("advance.token_offsets", unsafe.Pointer(a.token_offsets), n)
+	if serr != nil {
+		return nil, nil, serr
+	}
+	tokens, serr := slice[int32]("advance.tokens", unsafe.Pointer(a.tokens), cuts[n])
+	if serr != nil {
+		return nil, nil, serr
+	}
+	committed, serr := slice[int32]("advance.committed", unsafe.Pointer(a.committed), int64(n))
+	if serr != nil {
+		return nil, nil, serr
+	}
+	if a.common != nil {
+		if common, serr = slice[int32]("advance.common", unsafe.Pointer(a.common), int64(n)); serr != nil {
+			return nil, nil, serr
+		}
+	}
+	if publishable, serr = slice[int32]("advance.publish", unsafe.Pointer(a.publish), a.num_publish); serr != nil {
+		return nil, nil, serr
+	}
+	if !decode && len(publishable) != 0 {
+		return nil, nil, status.New(status.InvalidArgument, "advance.num_publish: %d, expected 0 before the first decode step", len(publishable))
+	}
+	x.advances = x.advances[:0]
+	for i := range n {
+		x.advances = append(x.advances, coordinator.Advance{Tokens: tokens[cuts[i]:cuts[i+1]:cuts[i+1]], Committed: committed[i]})
+	}
+	return common, publishable, nil
+}
+
+//export pcgo_context_finalize_prefill
+func pcgo_context_finalize_prefill(ctx, request C.pc_handle, a *C.pc_advance, work *C.pc_work) (st C.pc_status) {
+	x, e, serr := enterContext(ctx)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if err := checkWork(work); err != nil {
+		return fail(err)
+	}
+	common, _, serr := x.advance(a, false)
+	if serr != nil {
+		return fail(serr)
+	}
+	return fail(x.c.FinalizePrefill(coordinator.Handle(request), x.advances, common))
+}
+
+//export pcgo_context_prepare_decode
+func pcgo_context_prepare_decode(ctx, request C.pc_handle, base, draft C.int32_t, work *C.pc_work) (st C.pc_status) {
+	x, e, serr := enterContext(ctx)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if err := checkWork(work); err != nil {
+		return fail(err)
+	}
+	h := coordinator.Handle(request)
+	n, err := x.c.PrepareDecodeStep(h, coordinator.Headroom{Base: int32(base), Draft: int32(draft)}, x.commands)
+	return x.begin(h, n, err, work)
+}
+
+//export pcgo_context_complete_decode
+func pcgo_context_complete_decode(ctx, request C.pc_handle, a *C.pc_advance, work *C.pc_work) (st C.pc_status) {
+	x, e, serr := enterContext(ctx)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if err := checkWork(work); err != nil {
+		return fail(err)
+	}
+	common, publishable, serr := x.advance(a, true)
+	if serr != nil {
+		return fail(serr)
+	}
+	h := coordinator.Handle(request)
+	n, err := x.c.CompleteDecodeStep(h, x.advances, publishable, common, x.commands)
+	return x.begin(h, n, err, work)
+}
+
+//export pcgo_context_begin_compaction
+func pcgo_context_begin_compaction(ctx, request C.pc_handle, oldToNew *C.int32_t, count C.uint64_t, newBatch C.int32_t, deviceMapping C.uint64_t, work *C.pc_work) (st C.pc_status) {
+	x, e, serr := enterContext(ctx)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if err := checkWork(work); err != nil {
+		return fail(err)
+	}
+	m, serr := slice[int32]("old_to_new", unsafe.Pointer(oldToNew), count)
+	if serr != nil {
+		return fail(serr)
+	}
+	h := coordinator.Handle(request)
+	n, err := x.c.BeginCompaction(h, m, int32(newBatch), x.commands)
+	if err == nil {
+		x.deviceMapping[int(h&0xffff)] = uint64(deviceMapping)
+	}
+	return x.begin(h, n, err, work)
+}
+
+//export pcgo_context_compact
+func pcgo_context_compact(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_status) {
+	x, e, serr := enterContext(ctx)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if err := checkWork(work); err != nil {
+		return fail(err)
+	}
+	h := coordinator.Handle(request)
+	n, err := x.c.CompactBatch(h, x.commands)
+	return x.begin(h, n, err, work)
+}
+
+//export pcgo_context_finish
+func pcgo_context_finish(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_status) {
+	x, e, serr := enterContext(ctx)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if err := checkWork(work); err != nil {
+		return fail(err)
+	}
+	h := coordinator.Handle(request)
+	n, err := x.c.Finish(h, x.commands)
+	return x.begin(h, n, err, work)
+}
+
+//export pcgo_context_abandon
+func pcgo_context_abandon(ctx, request C.pc_handle, drained C.uint32_t) (st C.pc_status) {
+	x, e, serr := enterContext(ctx)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if drained > 1 {
+		return failNew(status.InvalidArgument, "drained: %d, expected 0 or 1", uint32(drained))
+	}
+	h := coordinator.Handle(request)
+	info, err := x.c.Request(h)
+	if err == nil && info.InFlight {
+		x.count, x.handed = 0, 0 // core drops the list with the request
+	}
+	return fail(x.c.Abandon(h, drained == 1))
+}

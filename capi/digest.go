@@ -1,0 +1,73 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"libprefixcache/core/prefix"
+	"libprefixcache/core/status"
+)
+
+//export pcgo_digest_sequence
+func pcgo_digest_sequence(sequence *C.pc_sequence, tokensPerPage C.int32_t, digests *C.pc_hash128, numDigests C.uint64_t, prefixDigest *C.pc_hash128) (st C.pc_status) {
+	defer guard(&st, nil)
+	var args sequenceArgs
+	var req prefix.AcquireRequest
+	if err := args.request(sequence, false, &req); err != nil {
+		return fail(err)
+	}
+	blocks, serr := slice[prefix.Hash128]("digests", unsafe.Pointer(digests), numDigests)
+	if serr != nil {
+		return fail(serr)
+	}
+	p := int(tokensPerPage)
+	if p < 1 || len(blocks) != len(req.Tokens)/p {
+		return failNew(status.InvalidArgument, "tokens_per_page and num_digests: %d and %d, expected at least 1 and one digest for each full block of %d tokens", p, len(blocks), len(req.Tokens))
+	}
+	part := func(from, to int) ([]int32, []prefix.Hash128) {
+		if req.Media == nil {
+			return req.Tokens[from:to], nil
+		}
+		return req.Tokens[from:to], req.Media[from:to]
+	}
+	parent := prefix.ChainRoot
+	for i := range blocks {
+		tokens, media := part(i*p, (i+1)*p)
+		var err error
+		if parent, err = prefix.BlockDigest(parent, tokens, media, req.Extras); err != nil {
+			return fail(err)
+		}
+		blocks[i] = parent
+	}
+	if prefixDigest == nil {
+		return C.PC_OK
+	}
+	if tail := len(blocks) * p; tail < len(req.Tokens) {
+		tokens, media := part(tail, len(req.Tokens))
+		var err error
+		if parent, err = prefix.BlockDigest(parent, tokens, media, req.Extras); err != nil {
+			return fail(err)
+		}
+	}
+	*prefixDigest = C.pc_hash128{high: C.uint64_t(parent.Hi), low: C.uint64_t(parent.Lo)}
+	return C.PC_OK
+}
+
+//export pcgo_digest_bytes
+func pcgo_digest_bytes(data unsafe.Pointer, size C.uint64_t, out128 *C.pc_hash128) (st C.pc_status) {
+	defer guard(&st, nil)
+	bytes, err := slice[byte]("data", data, size)
+	if err != nil {
+		return fail(err)
+	}
+	if out128 == nil {
+		return failNew(status.InvalidArgument, "digest: null, expected the address of an output")
+	}
+	h := prefix.OpaqueIdentity(bytes)
+	*out128 = C.pc_hash128{high: C.uint64_t(h.Hi), low: C.uint64_t(h.Lo)}
+	return C.PC_OK
+}

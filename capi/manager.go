@@ -1,0 +1,364 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"math/rand/v2"
+	"sync"
+	"unsafe"
+
+	"libprefixcache/core/coordinator"
+	"libprefixcache/core/prefix"
+	"libprefixcache/core/status"
+)
+
+// manager is what a handle of a manager stands for: one of its own, or the one
+// inside a coordinator, whose lock it then shares.
+type manager struct {
+	mu    *sync.Mutex
+	m     *prefix.Manager
+	keyed bool
+	owned bool // by a coordinator: queries, invalidate and flush only
+	pages bool // has base pages; without, hybrid means pure recurrent
+	// salt turns core's lease ids into handles, so that a lease of another
+	// manager, which may well have the same id, is refused.
+	salt uint64
+	args sequenceArgs
+	req  prefix.AcquireRequest
+}
+
+func newManager(mu *sync.Mutex, m *prefix.Manager) *manager {
+	// The upper half of an id is its generation, the lower its slot; a salt with
+	// all top bits set keeps a valid lease from ever becoming the zero handle.
+	return &manager{mu: mu, m: m, salt: rand.Uint64() | 3<<62 | 3<<30, pages: m.Capacity(prefix.BasePages) > 0}
+}
+
+// enterManager locks the manager of a handle; done undoes it, before guard.
+func enterManager(h C.pc_handle) (*manager, *entry, *status.Error) {
+	e, err := handles.enter(handle(h), kindManager, "manager")
+	if err != nil {
+		return nil, nil, err
+	}
+	m := e.object.(*manager)
+	m.mu.Lock()
+	return m, e, nil
+}
+
+// enterOwn is enterManager for calls that a coordinator's manager refuses.
+func enterOwn(h C.pc_handle) (*manager, *entry, *status.Error) {
+	m, e, err := enterManager(h)
+	if err == nil && m.owned {
+		m.mu.Unlock()
+		e.leave()
+		return nil, nil, status.New(status.WrongState, "manager: it belongs to a coordinator, which leases its pages itself; expected one from pc_manager_create")
+	}
+	return m, e, err
+}
+
+func (m *manager) lease(h C.pc_handle) prefix.LeaseID {
+	if h == 0 {
+		return 0
+	}
+	return prefix.LeaseID(uint64(h) ^ m.salt)
+}
+
+const managerFlags = C.PC_ORIGINAL_RECENCY | C.PC_BLOCK_KEYS
+
+// recordLimit reads the convention 0: default, -1: none.
+func recordLimit(v C.int32_t) (int32, *status.Error) {
+	switch {
+	case v == 0:
+		return prefix.DefaultMaxRecords, nil
+	case v == -1:
+		return 0, nil
+	case v < 0:
+		return 0, status.New(status.InvalidArgument, "options.max_records: %d, expected -1 (none), 0 (default) or more", int32(v))
+	}
+	return int32(v), nil
+}
+
+//export pcgo_manager_create
+func pcgo_manager_create(options *C.pc_manager_options, result *C.pc_handle) (st C.pc_status) {
+	defer guard(&st, nil)
+	if err := out("manager", unsafe.Pointer(result)); err != nil {
+		return fail(err)
+	}
+	if options == nil {
+		return failNew(status.InvalidArgument, "options: null, expected a pc_manager_options")
+	}
+	if err := structSize("options", unsafe.Pointer(options), options.struct_size, unsafe.Sizeof(*options), unsafe.Sizeof(*options)); err != nil {
+		return fail(err)
+	}
+	if options.flags&^managerFlags != 0 {
+		return failNew(status.Unsupported, "options.flags: %#x, expected PC_ORIGINAL_RECENCY | PC_BLOCK_KEYS", uint32(options.flags))
+	}
+	for _, v := range options.reserved {
+		if err := reserved("options.reserved", uint64(v)); err != nil {
+			return fail(err)
+		}
+	}
+	records, serr := recordLimit(options.max_records)
+	if serr != nil {
+		return fail(serr)
+	}
+	cfg := prefix.Config{
+		PageTokens: int(options.tokens_per_page), BasePages: int(options.base_pages), DraftPages: int(options.draft_pages),
+		RecurrentSlots: int(options.recurrent_slots), PartialSlots: int(options.partial_slots), MaxRecords: int(records),
+		OriginalRecency: options.flags&C.PC_ORIGINAL_RECENCY != 0,
+	}
+	if cfg.PageTokens == 0 {
+		cfg.PageTokens = int(coordinator.DefaultTokensPerPage)
+	}
+	keyed := options.flags&C.PC_BLOCK_KEYS != 0
+	if keyed {
+		cfg.Identity = prefix.Keys
+	}
+	core, err := prefix.New(cfg)
+	if err != nil {
+		return fail(err)
+	}
+	m := newManager(new(sync.Mutex), core)
+	m.keyed = keyed
+	h, herr := handles.add(kindManager, m)
+	if herr != nil {
+		return fail(herr)
+	}
+	*result = C.pc_handle(h)
+	return C.PC_OK
+}
+
+//export pcgo_manager_destroy
+func pcgo_manager_destroy(h *C.pc_handle) (st C.pc_status) {
+	defer guard(&st, nil)
+	if h == nil || *h == 0 {
+		return C.PC_OK
+	}
+	m, e, err := enterManager(*h)
+	if err != nil && err.Code != status.Internal { // one that a panic left unusable can still be freed
+		return fail(err)
+	}
+	if err == nil {
+		owned := m.owned
+		m.mu.Unlock()
+		e.leave()
+		if owned {
+			return failNew(status.WrongState, "manager: it belongs to a coordinator, which frees it")
+		}
+	}
+	if _, _, err := handles.remove(handle(*h), kindManager, "manager"); err != nil {
+		return fail(err)
+	}
+	*h = 0
+	return C.PC_OK
+}
+
+// noCapacity is the outcome that a busy server sees often: its text is made once.
+var noCapacity = status.New(status.RequestFailed, "no capacity: the pages wanted are in use, even with every record evicted")
+
+//export pcgo_manager_acquire
+func pcgo_manager_acquire(h C.pc_handle, mode, lookup C.uint32_t, sequence *C.pc_sequence, plan *C.pc_plan,
+	basePages *C.int32_t, numBase C.uint64_t, draftPages *C.int32_t, numDraft C.uint64_t, lease *C.pc_handle) (st C.pc_status) {
+	m, e, serr := enterOwn(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer m.mu.Unlock()
+	if err := out("lease", unsafe.Pointer(lease)); err != nil {
+		return fail(err)
+	}
+	if err := m.plan(mode, lookup, sequence, plan); err != nil {
+		return fail(err)
+	}
+	p := uint64(m.m.Config().PageTokens)
+	pages := (uint64(sequence.num_tokens) + p - 1) / p
+	if !m.pages {
+		pages = 0
+	}
+	base, serr := pageRoom("base_pages", basePages, numBase, pages)
+	if serr != nil {
+		return fail(serr)
+	}
+	if mode != C.PC_PLAN_SPEC {
+		pages = 0
+	}
+	draft, serr := pageRoom("draft_pages", draftPages, numDraft, pages)
+	if serr != nil {
+		return fail(serr)
+	}
+	res, err := m.m.Acquire(&m.req)
+	if err != nil {
+		return fail(err)
+	}
+	writePlan(plan, &res.Plan)
+	if res.Status != prefix.Acquired {
+		return fail(noCapacity)
+	}
+	// The room was checked: reading the pages cannot fail.
+	if err := m.m.Pages(res.Lease, prefix.BasePages, 0, base); err != nil {
+		return fail(err)
+	}
+	if err := m.m.Pages(res.Lease, prefix.DraftPages, 0, draft); err != nil {
+		return fail(err)
+	}
+	*lease = C.pc_handle(uint64(res.Lease) ^ m.salt)
+	return C.PC_OK
+}
+
+// plan checks what acquire and lookup have in common and fills m.req.
+func (m *manager) plan(mode, lookup C.uint32_t, sequence *C.pc_sequence, plan *C.pc_plan) *status.Error {
+	if mode > C.PC_PLAN_SPEC {
+		return status.New(status.InvalidArgument, "mode: %d, expected PC_PLAN_VANILLA (0) to PC_PLAN_SPEC (2)", uint32(mode))
+	}
+	if lookup > C.PC_LOOKUP_BYPASS {
+		return status.New(status.InvalidArgument, "lookup: %d, expected PC_LOOKUP_USE_CACHE (0) or PC_LOOKUP_BYPASS (1)", uint32(lookup))
+	}
+	if err := out("plan", unsafe.Pointer(plan)); err != nil {
+		return err
+	}
+	if err := structSize("plan", unsafe.Pointer(plan), plan.struct_size, unsafe.Sizeof(*plan), 1<<16); err != nil {
+		return err
+	}
+	m.req = prefix.AcquireRequest{Mode: prefix.Mode(mode), Policy: prefix.LookupPolicy(lookup), NoAttention: mode == C.PC_PLAN_HYBRID && !m.pages}
+	return m.args.request(sequence, m.keyed, &m.req)
+}
+
+// pageRoom views an optional output of exactly `want` pages.
+func pageRoom(argument string, p *C.int32_t, have C.uint64_t, want uint64) ([]int32, *status.Error) {
+	if p == nil {
+		return nil, nil
+	}
+	if uint64(have) < want {
+		return nil, status.New(status.BufferTooSmall, "%s: room for %d pages, expected %d", argument, uint64(have), want)
+	}
+	return slice[int32](argument, unsafe.Pointer(p), want)
+}
+
+func writePlan(dst *C.pc_plan, p *prefix.Plan) {
+	fill(dst, dst.struct_size, C.pc_plan{
+		mode: C.uint32_t(p.Mode), kind: C.uint32_t(p.Kind), replay: C.uint32_t(p.Replay), reason: C.uint32_t(p.Reason),
+		matched: C.int32_t(p.Matched), reuse: C.int32_t(p.Reuse),
+		bound_base: C.int32_t(p.BoundBase), bound_draft: C.int32_t(p.BoundDraft),
+		demand_base: C.int32_t(p.Demand[prefix.BasePages]), demand_draft: C.int32_t(p.Demand[prefix.DraftPages]),
+		recurrent_slot: C.int32_t(p.Recurrent), partial_slot: C.int32_t(p.Partial), partial_tokens: C.int32_t(p.PartialTokens),
+		dependency: C.int32_t(p.Dependency), record: C.uint64_t(p.Record),
+	})
+}
+
+//export pcgo_manager_append
+func pcgo_manager_append(h, lease C.pc_handle, tokens *C.int32_t, numTokens C.uint64_t) (st C.pc_status) {
+	m, e, serr := enterOwn(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer m.mu.Unlock()
+	t, serr := slice[int32]("tokens", unsafe.Pointer(tokens), numTokens)
+	if serr != nil {
+		return fail(serr)
+	}
+	return fail(m.m.Append(m.lease(lease), t))
+}
+
+//export pcgo_manager_grow
+func pcgo_manager_grow(h, lease C.pc_handle, base, draft C.int32_t, basePages, draftPages *C.int32_t) (st C.pc_status) {
+	m, e, serr := enterOwn(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer m.mu.Unlock()
+	id := m.lease(lease)
+	hadBase, err := m.m.PageCount(id, prefix.BasePages)
+	if err != nil {
+		return fail(err)
+	}
+	hadDraft, err := m.m.PageCount(id, prefix.DraftPages)
+	if err != nil {
+		return fail(err)
+	}
+	ok, err := m.m.Grow(id, int(base), int(draft))
+	if err != nil {
+		return fail(err)
+	}
+	if !ok {
+		return fail(noCapacity)
+	}
+	if basePages != nil && base > 0 {
+		if err := m.m.Pages(id, prefix.BasePages, hadBase, unsafe.Slice((*int32)(basePages), int(base))); err != nil {
+			return fail(err)
+		}
+	}
+	if draftPages != nil && draft > 0 {
+		if err := m.m.Pages(id, prefix.DraftPages, hadDraft, unsafe.Slice((*int32)(draftPages), int(draft))); err != nil {
+			return fail(err)
+		}
+	}
+	return C.PC_OK
+}
+
+// checkPublication checks the optional output before anything changes.
+func checkPublication(p *C.pc_publication) *status.Error {
+	if p == nil {
+		return nil
+	}
+	return structSize("publication", unsafe.Pointer(p), p.struct_size, unsafe.Sizeof(*p), 1<<16)
+}
+
+func published(p *C.pc_publication, res prefix.PublishResult, err error) C.pc_status {
+	if err != nil {
+		return fail(err)
+	}
+	if p != nil {
+		v := C.pc_publication{status: C.uint32_t(res.Status), record: C.uint64_t(res.Record), blocks: C.int32_t(res.Blocks)}
+		if res.Stale {
+			v.stale = 1
+		}
+		fill(p, p.struct_size, v)
+	}
+	return C.PC_OK
+}
+
+//export pcgo_manager_publish
+func pcgo_manager_publish(h, lease C.pc_handle, resident C.int64_t, publication *C.pc_publication) (st C.pc_status) {
+	m, e, serr := enterOwn(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer m.mu.Unlock()
+	if err := checkPublication(publication); err != nil {
+		return fail(err)
+	}
+	res, err := m.m.Publish(m.lease(lease), int(resident))
+	return published(publication, res, err)
+}
+
+//export pcgo_manager_publish_keys
+func pcgo_manager_publish_keys(h, lease C.pc_handle, first C.uint64_t, keys *C.pc_hash128, numKeys C.uint64_t, resident C.int64_t, publication *C.pc_publication) (st C.pc_status) {
+	m, e, serr := enterOwn(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer m.mu.Unlock()
+	k, serr := m.keyArgs(first, keys, numKeys, publication)
+	if serr != nil {
+		return fail(serr)
+	}
+	res, err := m.m.PublishKeys(m.lease(lease), int(first), k, int(resident))
+	return published(publication, res, err)
+}
+
+func (m *manager) keyArgs(first C.uint64_t, keys *C.pc_hash128, numKeys C.uint64_t, publication *C.pc_publication) ([]prefix.Hash128, *status.Error) {
+	if first > 1<<31-1 {
+		return nil, status.New(status.InvalidArgument, "first: block %d, expected below 2^31", uint64(first))
+	}
+	if err := checkPublication(publication); err != nil {
+		return nil, err
+	}
+	return slice[prefix.Hash128]("keys", unsafe.Pointer(keys), numKeys)
+}

@@ -1,0 +1,118 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"libprefixcache/core/prefix"
+	"libprefixcache/core/status"
+)
+
+//export pcgo_manager_reserve
+func pcgo_manager_reserve(h, lease C.pc_handle, needPartial C.uint32_t, recurrent, partial *C.int32_t) (st C.pc_status) {
+	m, e, serr := enterOwn(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer m.mu.Unlock()
+	if needPartial > 1 {
+		return failNew(status.InvalidArgument, "need_partial: %d, expected 0 or 1", uint32(needPartial))
+	}
+	if err := out("recurrent_slot", unsafe.Pointer(recurrent)); err != nil {
+		return fail(err)
+	}
+	if err := out("partial_slot", unsafe.Pointer(partial)); err != nil {
+		return fail(err)
+	}
+	r, ok, err := m.m.Reserve(m.lease(lease), needPartial == 1)
+	if err != nil {
+		return fail(err)
+	}
+	if !ok {
+		return fail(noSnapshot)
+	}
+	*recurrent, *partial = C.int32_t(r.Recurrent), C.int32_t(r.Partial)
+	return C.PC_OK
+}
+
+var noSnapshot = status.New(status.RequestFailed, "no snapshot slot: all are in use, even with every record evicted")
+
+//export pcgo_manager_publish_hybrid
+func pcgo_manager_publish_hybrid(h, lease C.pc_handle, length C.int64_t, recurrent, partial C.int32_t, publication *C.pc_publication) (st C.pc_status) {
+	m, e, serr := enterOwn(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer m.mu.Unlock()
+	if err := checkPublication(publication); err != nil {
+		return fail(err)
+	}
+	res, err := m.m.PublishHybrid(m.lease(lease), int(length), prefix.Reservation{Recurrent: int32(recurrent), Partial: int32(partial)})
+	return published(publication, res, err)
+}
+
+//export pcgo_manager_publish_hybrid_keys
+func pcgo_manager_publish_hybrid_keys(h, lease C.pc_handle, first C.uint64_t, keys *C.pc_hash128, numKeys C.uint64_t, at *C.pc_checkpoint, recurrent, partial C.int32_t, publication *C.pc_publication) (st C.pc_status) {
+	m, e, serr := enterOwn(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer m.mu.Unlock()
+	if at == nil {
+		return failNew(status.InvalidArgument, "checkpoint: null, expected a pc_checkpoint")
+	}
+	k, serr := m.keyArgs(first, keys, numKeys, publication)
+	if serr != nil {
+		return fail(serr)
+	}
+	slots := prefix.Reservation{Recurrent: int32(recurrent), Partial: int32(partial)}
+	res, err := m.m.PublishHybridKeys(m.lease(lease), int(first), k, checkpoint(at), slots)
+	return published(publication, res, err)
+}
+
+//export pcgo_manager_retire
+func pcgo_manager_retire(h, lease C.pc_handle, recurrent, partial C.int32_t) (st C.pc_status) {
+	m, e, serr := enterOwn(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer m.mu.Unlock()
+	return fail(m.m.Retire(m.lease(lease), prefix.Reservation{Recurrent: int32(recurrent), Partial: int32(partial)}))
+}
+
+//export pcgo_manager_release_restored
+func pcgo_manager_release_restored(h, lease C.pc_handle) (st C.pc_status) {
+	m, e, serr := enterOwn(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer m.mu.Unlock()
+	return fail(m.m.ReleaseRestored(m.lease(lease)))
+}
+
+//export pcgo_manager_release
+func pcgo_manager_release(h C.pc_handle, lease *C.pc_handle) (st C.pc_status) {
+	m, e, serr := enterOwn(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer m.mu.Unlock()
+	if lease == nil || *lease == 0 {
+		return C.PC_OK
+	}
+	if err := m.m.Release(m.lease(*lease)); err != nil {
+		return fail(err)
+	}
+	*lease = 0
+	return C.PC_OK
+}

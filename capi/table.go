@@ -1,0 +1,345 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"sync"
+	"unsafe"
+
+	"libprefixcache/core/coordinator"
+	"libprefixcache/core/status"
+	"libprefixcache/gpu"
+)
+
+// pageTable is what a handle of a page table stands for: core's host state, and
+// the device copy with the staging memory that uploads go through.
+type pageTable struct {
+	mu       sync.Mutex
+	t        *coordinator.PageTable
+	dev      gpu.Device
+	mirror   gpu.Addr
+	owned    bool           // the mirror is ours
+	staging  unsafe.Pointer // pinned, the size of the mirror
+	uploaded gpu.Event      // after the last upload (C-78)
+	commands []coordinator.Command
+	user     *contextCache // the coordinator that uses it, nil for none
+	closing  bool          // destroy has begun
+}
+
+// openDevice picks what carries out device work.
+func openDevice(flags C.uint32_t, stream gpu.Stream) (gpu.Device, error) {
+	if flags&C.PC_HOST_MEMORY == 0 && gpu.Probe() == nil {
+		return gpu.OpenCUDA(stream)
+	}
+	return gpu.NewHost(), nil
+}
+
+const entryBytes = 4 // of a page table: int32
+
+func (t *pageTable) rowBytes() int64 { return 2 * int64(t.t.Width()) * entryBytes }
+func (t *pageTable) bytes() int64    { return int64(t.t.MaxBatch()) * t.rowBytes() }
+
+//export pcgo_table_create
+func pcgo_table_create(options *C.pc_table_options, table *C.pc_handle) (st C.pc_status) {
+	defer guard(&st, nil)
+	if err := out("table", unsafe.Pointer(table)); err != nil {
+		return fail(err)
+	}
+	if options == nil {
+		return failNew(status.InvalidArgument, "options: null, expected a pc_table_options")
+	}
+	if err := structSize("options", unsafe.Pointer(options), options.struct_size, unsafe.Sizeof(*options), unsafe.Sizeof(*options)); err != nil {
+		return fail(err)
+	}
+	if options.flags&^C.PC_HOST_MEMORY != 0 {
+		return failNew(status.Unsupported, "options.flags: %#x, expected PC_HOST_MEMORY or 0", uint32(options.flags))
+	}
+	for _, v := range [...]uint64{uint64(options.reserved1), uint64(options.reserved[0]), uint64(options.reserved[1])} {
+		if err := reserved("options.reserved", v); err != nil {
+			return fail(err)
+		}
+	}
+	core, err := coordinator.NewPageTable(int32(options.max_batch), int32(options.row_width), int32(options.num_pages))
+	if err != nil {
+		return fail(err)
+	}
+	t := &pageTable{t: core, commands: make([]coordinator.Command, core.UploadCommands()), mirror: gpu.Addr(options.device_address)}
+	if err := t.open(options.flags); err != nil {
+		t.close()
+		return fail(err)
+	}
+	h, herr := handles.add(kindTable, t)
+	if herr != nil {
+		t.close()
+		return fail(herr)
+	}
+	*table = C.pc_handle(h)
+	return C.PC_OK
+}
+
+// open makes the device side.
+func (t *pageTable) open(flags C.uint32_t) (err error) {
+	if t.dev, err = openDevice(flags, gpu.LegacyStream); err != nil {
+		return err
+	}
+	if t.mirror == 0 {
+		if t.mirror, err = t.dev.Alloc(gpu.LegacyStream, t.bytes()); err != nil {
+			return err
+		}
+		t.owned = true
+		// Rows may be read by kernels of other streams from now on.
+		if err = t.dev.Drain(gpu.LegacyStream); err != nil {
+			return err
+		}
+	} else if err = t.dev.Check(gpu.LegacyStream, []gpu.Region{{Name: "options.device_address", Addr: uintptr(t.mirror), Bytes: t.bytes(), Place: gpu.OnDevice}}); err != nil {
+		return err
+	}
+	if t.staging, err = t.dev.AllocHost(t.bytes()); err != nil {
+		return err
+	}
+	t.uploaded, err = t.dev.NewEvent(0)
+	return err
+}
+
+// close gives back what open got so far.
+func (t *pageTable) close() {
+	if t.dev == nil {
+		return
+	}
+	if t.uploaded != 0 {
+		if t.t.UploadPending() {
+			_ = t.dev.Await(t.uploaded)
+		}
+		_ = t.dev.FreeEvent(t.uploaded)
+	}
+	if t.staging != nil {
+		_ = t.dev.FreeHost(t.staging)
+	}
+	if t.owned {
+		_ = t.dev.Free(gpu.LegacyStream, t.mirror)
+	}
+	_ = t.dev.Close()
+}
+
+// exec carries out one command of the three that belong to a table.
+func (t *pageTable) exec(c *coordinator.Command, stream gpu.Stream) error {
+	switch c.Kind {
+	case coordinator.CmdWaitUpload:
+		return t.dev.Await(t.uploaded)
+	case coordinator.CmdUploadRows:
+		offset, n := int64(c.Slot)*t.rowBytes(), int64(c.Count)*t.rowBytes()
+		src := unsafe.Add(t.staging, offset)
+		copy(unsafe.Slice((*int32)(src), n/entryBytes), t.t.Rows(c.Slot, c.Count))
+		return t.dev.CopyToDevice(stream, t.mirror+gpu.Addr(offset), src, n)
+	case coordinator.CmdRecordUpload:
+		return t.dev.Record(t.uploaded, stream)
+	}
+	return status.New(status.Internal, "page table: command %v is not of a table", c)
+}
+
+func enterTable(h C.pc_handle) (*pageTable, *entry, *status.Error) {
+	e, err := handles.enter(handle(h), kindTable, "table")
+	if err != nil {
+		return nil, nil, err
+	}
+	t := e.object.(*pageTable)
+	t.mu.Lock()
+	return t, e, nil
+}
+
+// enterTableChange is enterTable for calls that change rows: not under the feet
+// of a coordinator's requests.
+func enterTableChange(h C.pc_handle) (*pageTable, *entry, *status.Error) {
+	t, e, err := enterTable(h)
+	if err == nil && t.user != nil && t.user.active.Load() > 0 {
+		t.mu.Unlock()
+		e.leave()
+		return nil, nil, status.New(status.Busy, "table: the coordinator that uses it has live requests")
+	}
+	return t, e, err
+}
+
+//export pcgo_table_destroy
+func pcgo_table_destroy(h *C.pc_handle) (st C.pc_status) {
+	defer guard(&st, nil)
+	if h == nil || *h == 0 {
+		return C.PC_OK
+	}
+	t, e, err := enterTable(*h)
+	if err != nil && err.Code != status.Internal { // one that a panic left unusable can still be let go
+		return fail(err)
+	}
+	if err == nil {
+		busy := t.user != nil
+		t.closing = t.closing || !busy // from here on no coordinator takes it
+		t.mu.Unlock()
+		e.leave()
+		if busy {
+			return failNew(status.Busy, "table: a coordinator uses it, expected it to be destroyed first")
+		}
+	}
+	if _, _, err := handles.remove(handle(*h), kindTable, "table"); err != nil {
+		return fail(err)
+	}
+	if t != nil {
+		t.close()
+	}
+	*h = 0
+	return C.PC_OK
+}
+
+//export pcgo_table_set_identity
+func pcgo_table_set_identity(h C.pc_handle) (st C.pc_status) {
+	t, e, serr := enterTableChange(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer t.mu.Unlock()
+	return fail(t.t.SetIdentity())
+}
+
+//export pcgo_table_set_rows
+func pcgo_table_set_rows(h C.pc_handle, slots *C.int32_t, numRows C.uint64_t, pages *C.int32_t, cuts *C.int64_t) (st C.pc_status) {
+	t, e, serr := enterTableChange(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer t.mu.Unlock()
+	s, serr := slice[int32]("slots", unsafe.Pointer(slots), numRows)
+	if serr != nil {
+		return fail(serr)
+	}
+	if len(s) > int(t.t.MaxBatch()) {
+		return failNew(status.InvalidArgument, "num_rows: %d, expected at most %d", len(s), t.t.MaxBatch())
+	}
+	if len(s) == 0 {
+		return C.PC_OK
+	}
+	o, serr := offsets("offsets", unsafe.Pointer(cuts), len(s))
+	if serr != nil {
+		return fail(serr)
+	}
+	p, serr := slice[int32]("pages", unsafe.Pointer(pages), o[len(s)])
+	if serr != nil {
+		return fail(serr)
+	}
+	updates := make([]coordinator.RowUpdate, len(s))
+	for i := range s {
+		updates[i] = coordinator.RowUpdate{Slot: s[i], Pages: p[o[i]:o[i+1]]}
+	}
+	return fail(t.t.SetRows(updates))
+}
+
+//export pcgo_table_compact_rows
+func pcgo_table_compact_rows(h C.pc_handle, oldToNew *C.int32_t, count C.uint64_t, newBatch C.int32_t) (st C.pc_status) {
+	t, e, serr := enterTableChange(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer t.mu.Unlock()
+	m, serr := slice[int32]("old_to_new", unsafe.Pointer(oldToNew), count)
+	if serr != nil {
+		return fail(serr)
+	}
+	return fail(t.t.CompactRows(m, int32(newBatch)))
+}
+
+//export pcgo_table_upload
+func pcgo_table_upload(h C.pc_handle, stream C.uint64_t, uploaded *C.uint32_t) (st C.pc_status) {
+	t, e, serr := enterTableChange(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer t.mu.Unlock()
+	n, err := t.t.PlanUpload(coordinator.Base, t.commands)
+	if err != nil {
+		return fail(err)
+	}
+	if n > 0 {
+		s := streamOn(t.dev, stream)
+		for i := 0; i < n && err == nil; i++ {
+			err = t.exec(&t.commands[i], s)
+		}
+		t.t.FinishUpload(err == nil)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	if uploaded != nil {
+		*uploaded = C.uint32_t(min(n, 1))
+	}
+	return C.PC_OK
+}
+
+// streamOn is the stream to enqueue on. Plain memory knows no streams: any
+// number that a host without a GPU passes means "now".
+func streamOn(dev gpu.Device, stream C.uint64_t) gpu.Stream {
+	if dev.IsHost() {
+		return gpu.LegacyStream
+	}
+	return gpu.Stream(stream)
+}
+
+//export pcgo_table_get_row
+func pcgo_table_get_row(h C.pc_handle, slot C.int32_t, row *C.int32_t) (st C.pc_status) {
+	t, e, serr := enterTable(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer t.mu.Unlock()
+	if err := out("row", unsafe.Pointer(row)); err != nil {
+		return fail(err)
+	}
+	if slot < 0 || int32(slot) >= t.t.MaxBatch() {
+		return failNew(status.InvalidArgument, "slot: %d, expected 0 to %d", int32(slot), t.t.MaxBatch()-1)
+	}
+	copy(unsafe.Slice((*int32)(row), 2*int(t.t.Width())), t.t.Rows(int32(slot), 1))
+	return C.PC_OK
+}
+
+//export pcgo_table_get_info
+func pcgo_table_get_info(h C.pc_handle, info *C.pc_table_info) (st C.pc_status) {
+	t, e, serr := enterTable(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer t.mu.Unlock()
+	if err := out("info", unsafe.Pointer(info)); err != nil {
+		return fail(err)
+	}
+	if err := structSize("info", unsafe.Pointer(info), info.struct_size, 8, 1<<16); err != nil {
+		return fail(err)
+	}
+	v := C.pc_table_info{max_batch: C.int32_t(t.t.MaxBatch()), row_width: C.int32_t(t.t.Width()), num_pages: C.int32_t(t.t.Pages()),
+		device_address: C.uint64_t(t.mirror)}
+	if t.t.IsIdentity() {
+		v.is_identity = 1
+	}
+	for slot := range t.t.MaxBatch() {
+		if t.t.Dirty(slot) {
+			v.dirty_rows++
+		}
+	}
+	fill(info, info.struct_size, v)
+	return C.PC_OK
+}
+
+//export pcgo_table_check
+func pcgo_table_check(h C.pc_handle) (st C.pc_status) {
+	t, e, serr := enterTable(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer t.mu.Unlock()
+	return fail(t.t.CheckInvariants())
+}
