@@ -154,15 +154,24 @@ func (c *Cache) leave() {
 func (c *Cache) unlocked(f func()) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
+	c.preempt()
 	f()
+	c.preempt()
 }
 
-// nameOf is how an error names a request.
+func (c *Cache) preempt() {
+	if c.cfg.Preempt != nil {
+		c.cfg.Preempt()
+	}
+}
+
+// nameOf is how an error names a request. A caller that has names of its own finds
+// the numbers by their sign and replaces them.
 func (c *Cache) nameOf(req uint64) string {
 	if c.cfg.NameOf != nil {
 		return c.cfg.NameOf(req)
 	}
-	return strconv.FormatUint(req, 10)
+	return "#" + strconv.FormatUint(req, 10)
 }
 
 func btoi(b bool) int {

@@ -26,9 +26,9 @@ func (c *Cache) check() error {
 	if err := c.reqs.check(); err != nil {
 		return err
 	}
-	refs := make([]map[int32]int32, len(c.keys)) // references to rows, counted again
-	for i := range refs {
-		refs[i] = map[int32]int32{}
+	refs := make([][]int32, len(c.keys)) // references to rows, counted again
+	for i, k := range c.keys {
+		refs[i] = make([]int32, len(k.store.meta))
 	}
 	if err := c.checkDeferred(refs); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (r *requests) check() error {
 }
 
 // checkDeferred verifies writes, their rows and the budget.
-func (c *Cache) checkDeferred(refs []map[int32]int32) error {
+func (c *Cache) checkDeferred(refs [][]int32) error {
 	d, staged, pending := &c.defs, int64(0), 0
 	if c.job.step != 0 {
 		staged = c.job.stepBytes
@@ -124,7 +124,7 @@ func (c *Cache) checkDeferred(refs []map[int32]int32) error {
 }
 
 // checkWrite verifies the rows of one write against the words they stand for.
-func (c *Cache) checkWrite(w int32, refs []map[int32]int32) error {
+func (c *Cache) checkWrite(w int32, refs [][]int32) error {
 	d, bytes := &c.defs, int64(0)
 	p := &d.writes[w]
 	for s := p.strands; s != none; s = d.strands[s].next {
@@ -153,7 +153,7 @@ func (c *Cache) checkWrite(w int32, refs []map[int32]int32) error {
 }
 
 // checkSteps verifies contexts, their readers and the staging pages.
-func (c *Cache) checkSteps(refs []map[int32]int32) error {
+func (c *Cache) checkSteps(refs [][]int32) error {
 	pages := make([]pageHolder, len(c.pages))
 	if c.job.step != 0 {
 		pages[c.job.stepPage] |= pageByWrite
@@ -226,7 +226,7 @@ func (c *Cache) listed(k *key, want link) bool {
 }
 
 // checkKey verifies words and the row store.
-func (c *Cache) checkKey(k *key, refs map[int32]int32) error {
+func (c *Cache) checkKey(k *key, refs []int32) error {
 	free := 0
 	for h := k.store.freeHead; h != noRow; h = k.store.meta[h].next {
 		if k.store.meta[h].refs != 0 {

@@ -59,6 +59,10 @@ type Config struct {
 	// Waiter parks callers. nil: waits fail at once, which is right for one thread
 	// in eager mode.
 	Waiter Waiter
+	// Preempt, when set, is called without the lock at every place where another
+	// thread may run: around each unlocked part and between its copies. It is for
+	// simulators, which run other calls from it; nil costs a comparison.
+	Preempt func()
 }
 
 // withDefaults fills the zero fields and checks the rest.

@@ -93,7 +93,8 @@ func (c *Cache) admit(finished []uint64, arrivals []NewRequest) error {
 		switch {
 		case e == none:
 			if err = c.checkHit(a); err == nil {
-				r.slab[r.get(a.Request)].born = r.epoch
+				e = r.get(a.Request) // may move the slab: not in one expression
+				r.slab[e].born = r.epoch
 			}
 		case r.slab[e].born == r.epoch: // the second of two: live by then
 		case r.slab[e].live && r.slab[e].mark != r.epoch: // continuation

@@ -140,6 +140,7 @@ func (c *Cache) RunHost(j *Job) error {
 		return errFailPoint
 	}
 	for i := range j.Copies {
+		c.preempt()
 		rows.Copy(j.Copies[i].Dst, j.Copies[i].Src, j.Copies[i].Bytes)
 	}
 	return nil

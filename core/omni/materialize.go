@@ -238,6 +238,7 @@ func (c *Cache) gather(x *stepCtx, reads []Read) (bytes int64) {
 			}
 			dst := unsafe.Add(r.Dst, (x.offs[pl.batch]-x.offs[r.First])*k.rowBytes)
 			for _, q := range x.pieces[pl.pieces:pl.piecesEnd] {
+				c.preempt()
 				to := unsafe.Add(dst, q.row*k.rowBytes)
 				switch q.kind {
 				case fromMirror:

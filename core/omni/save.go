@@ -248,6 +248,7 @@ func (c *Cache) move(a *SaveArgs, fails bool) {
 	s := &c.batch
 	handles := s.handles
 	for i := range a.Rows {
+		c.preempt()
 		r := &a.Rows[i]
 		k := c.keys[r.Key]
 		switch {
