@@ -3,13 +3,17 @@ package rows
 import (
 	"fmt"
 	"math/rand"
+	"slices"
 	"testing"
+	"time"
 	"unsafe"
 )
 
 // Rows go to random slots of a mirror far larger than the caches; a batch is 256
-// rows, or what makes 8 MiB. "copy" is a memmove a row: what a program without
-// these kernels would do. Compare within one run; machines and neighbours differ.
+// rows, or what makes 8 MiB. Every kernel is timed in turn with a memmove a row
+// or run, which is what a program without these kernels would do, so that a busy
+// neighbour meets both: "x-copy" is the ratio of the medians. Machines differ, and
+// so do minutes on one of them; compare ratios, not GB/s.
 //
 //	go test -run '^$' -bench 'Scatter|Gather' ./core/rows
 const benchMirror = 256 << 20
@@ -18,12 +22,14 @@ type benchCase struct {
 	m     *Mirror
 	src   unsafe.Pointer
 	dst   unsafe.Pointer
-	slots [][]int64
+	slots []int64 // every slot once, as far as a million go, in runs
+	batch int
+	pos   int
 }
 
 func newBenchCase(b *testing.B, width, run int64) *benchCase {
 	count := benchMirror / width
-	batch := min(256, max(1, (8<<20)/width))
+	batch := min(256, max(run, (8<<20)/width))
 	m, err := NewMirror(count, width, MirrorOptions{})
 	if err != nil {
 		b.Fatal(err)
@@ -38,50 +44,66 @@ func newBenchCase(b *testing.B, width, run int64) *benchCase {
 		b.Cleanup(bufs[i].Free)
 		_ = bufs[i].Touch(0, bufs[i].Size())
 	}
-	c := &benchCase{m: m, src: bufs[0].Base(), dst: bufs[1].Base()}
-	r := rand.New(rand.NewSource(1))
-	for range 32 {
-		var s []int64
-		for int64(len(s)) < batch {
-			for at, i := r.Int63n(count/run)*run, int64(0); i < run && int64(len(s)) < batch; i++ {
-				s = append(s, at+i)
-			}
+	c := &benchCase{m: m, src: bufs[0].Base(), dst: bufs[1].Base(), batch: int(batch)}
+	for _, r := range rand.New(rand.NewSource(1)).Perm(int(count / run)) {
+		if len(c.slots) >= 1<<20 {
+			break
 		}
-		c.slots = append(c.slots, s)
+		for i := range run {
+			c.slots = append(c.slots, int64(r)*run+i)
+		}
 	}
 	return c
 }
 
-func (c *benchCase) run(b *testing.B, kernel string, f func(slots []int64)) {
-	b.Run(fmt.Sprintf("%s/%d", kernel, c.m.RowBytes()), func(b *testing.B) {
-		if kernel != "copy" {
-			withKernel(b, kernel)
-		}
-		b.ReportAllocs()
-		bytes := int64(len(c.slots[0])) * c.m.RowBytes()
-		for i := range b.N {
-			f(c.slots[i%len(c.slots)])
-		}
-		b.ReportMetric(float64(bytes)*float64(b.N)/float64(b.Elapsed().Nanoseconds()), "GB/s")
-	})
+func (c *benchCase) next() []int64 {
+	if c.pos += c.batch; c.pos+c.batch > len(c.slots) {
+		c.pos = 0
+	}
+	return c.slots[c.pos : c.pos+c.batch]
 }
-
-var benchWidths = []int64{64, 256, 1000, 1024, 4096, 16384, 65536, 1 << 20}
 
 func (c *benchCase) at(p unsafe.Pointer, i int) unsafe.Pointer {
 	return unsafe.Add(p, int64(i)*c.m.RowBytes())
 }
 
+func (c *benchCase) run(b *testing.B, kernel string, f, plain func(slots []int64)) {
+	b.Run(fmt.Sprintf("%s/%d", kernel, c.m.RowBytes()), func(b *testing.B) {
+		withKernel(b, kernel)
+		mine, theirs := make([]int64, b.N), make([]int64, b.N)
+		b.ReportAllocs()
+		b.ResetTimer()
+		for i := range b.N {
+			s, t := c.next(), c.next()
+			t0 := time.Now()
+			f(s)
+			t1 := time.Now()
+			plain(t)
+			mine[i], theirs[i] = t1.Sub(t0).Nanoseconds(), time.Since(t1).Nanoseconds()
+		}
+		b.StopTimer()
+		slices.Sort(mine)
+		slices.Sort(theirs)
+		a, p := float64(mine[b.N/2]), float64(theirs[b.N/2])
+		bytes := float64(int64(c.batch) * c.m.RowBytes())
+		b.ReportMetric(a, "ns/op")
+		b.ReportMetric(bytes/a, "GB/s")
+		b.ReportMetric(bytes/p, "copy-GB/s")
+		b.ReportMetric(p/a, "x-copy")
+	})
+}
+
+var benchWidths = []int64{64, 256, 1000, 1024, 4096, 16384, 65536, 1 << 20}
+
 func BenchmarkScatter(b *testing.B) {
 	for _, w := range benchWidths {
 		c := newBenchCase(b, w, 1)
-		c.run(b, "copy", func(slots []int64) {
-			for i, s := range slots {
-				copyPlain(c.m.Row(s), c.at(c.src, i), w)
-			}
-		})
 		for _, k := range Kernels() {
-			c.run(b, k, func(slots []int64) { c.m.Scatter(c.src, w, slots) })
+			c.run(b, k, func(slots []int64) { c.m.Scatter(c.src, w, slots) }, func(slots []int64) {
+				for i, s := range slots {
+					copyPlain(c.m.Row(s), c.at(c.src, i), w)
+				}
+			})
 		}
 	}
 }
@@ -90,14 +112,13 @@ func BenchmarkScatter(b *testing.B) {
 func BenchmarkScatterTee(b *testing.B) {
 	for _, w := range benchWidths {
 		c := newBenchCase(b, w, 1)
-		c.run(b, "copy", func(slots []int64) {
-			for i, s := range slots {
-				copyPlain(c.m.Row(s), c.at(c.src, i), w)
-				copyPlain(c.at(c.dst, i), c.at(c.src, i), w)
-			}
-		})
 		for _, k := range Kernels() {
-			c.run(b, k, func(slots []int64) { c.m.ScatterTee(c.src, w, slots, c.dst) })
+			c.run(b, k, func(slots []int64) { c.m.ScatterTee(c.src, w, slots, c.dst) }, func(slots []int64) {
+				for i, s := range slots {
+					copyPlain(c.m.Row(s), c.at(c.src, i), w)
+					copyPlain(c.at(c.dst, i), c.at(c.src, i), w)
+				}
+			})
 		}
 	}
 }
@@ -113,14 +134,12 @@ func benchGather(b *testing.B, run int64) {
 			continue
 		}
 		c := newBenchCase(b, w, run)
-		c.run(b, "copy", func(slots []int64) {
-			for i := 0; i < len(slots); i += int(run) {
-				n := min(int(run), len(slots)-i)
-				copyPlain(c.at(c.dst, i), c.m.Row(slots[i]), int64(n)*w)
-			}
-		})
 		for _, k := range Kernels() {
-			c.run(b, k, func(slots []int64) { c.m.Gather(c.dst, slots) })
+			c.run(b, k, func(slots []int64) { c.m.Gather(c.dst, slots) }, func(slots []int64) {
+				for i := 0; i < len(slots); i += int(run) {
+					copyPlain(c.at(c.dst, i), c.m.Row(slots[i]), run*w)
+				}
+			})
 		}
 	}
 }

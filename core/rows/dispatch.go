@@ -19,7 +19,7 @@ type kernel struct {
 	tee func(dst, tee, src unsafe.Pointer, n int64)
 	// plain copies with ordinary stores.
 	plain func(dst, src unsafe.Pointer, n int64)
-	// prefetch asks for n bytes of the line that p is in and the lines after it.
+	// prefetch asks for the lines that p[0:n] begins in; nil when it cannot.
 	prefetch func(p unsafe.Pointer, n int64)
 	// fence orders the stores of stream and tee before all later stores.
 	fence func()

@@ -11,11 +11,11 @@ import "unsafe"
 // Measured on Zen 3 with busy neighbours, random rows in 1 GiB, best of 40, GB/s,
 // memmove per run / this:
 //
-//	4 KiB rows alone 5.8 / 7.2, in runs of 16 8.8 / 12.1; 256 B 1.9 / 2.5;
-//	100 kB 8.6 / 13.3; 64 B 0.94 / 0.91 (so the shortest go straight)
+//	4 KiB rows alone 5.8 / 7.2, in runs of 16 8.8 / 12.1; 16 KiB 7.8 / 11.6;
+//	256 B 1.9 / 2.5; 100 kB 8.6 / 13.3; 64 B 0.94 / 0.91 (the shortest go straight)
 //	4 KiB alone with the whole next row prefetched: 6.2
 const (
-	gatherPiece    = 16 << 10
+	gatherPiece    = 64 << 10
 	headBytes      = 8 * lineBytes
 	aheadBytes     = 4 << 10
 	aheadMoves     = 8 // queue length
@@ -23,10 +23,10 @@ const (
 )
 
 // gatherStreamBytes is the batch from which the destination is streamed, too: it
-// no longer fits the caches, so to read its lines before writing them is waste.
-// 16 MiB in runs of 64 KiB, with a reader afterwards: 11.0 GB/s against 8.0. At
-// 1 MiB the reader loses, 6.0 against 6.7.
-const gatherStreamBytes = 16 << 20
+// no longer fits the cache of a core, so to read its lines before writing them is
+// waste. With a reader afterwards, GB/s, plain / streamed: 16 MiB 8.0 / 11.0,
+// 8 MiB 9.6 / 11.1, 4 MiB 9.3 / 10.4; 1 MiB 6.7 / 6.0.
+const gatherStreamBytes = 4 << 20
 
 type piece struct {
 	dst, src unsafe.Pointer
@@ -50,8 +50,8 @@ type source struct {
 // get moves the n rows from slot on to destination row i and after.
 func (s *source) get(i, slot, n int64) {
 	dst, src := unsafe.Add(s.dst, i*s.row), unsafe.Add(s.base, slot*s.row)
-	if n *= s.row; n < gatherMinBytes {
-		copyPlain(dst, src, n)
+	if n *= s.row; n < gatherMinBytes || s.k.prefetch == nil {
+		Copy(dst, src, n)
 		return
 	}
 	for o := int64(0); o < n; o += gatherPiece {

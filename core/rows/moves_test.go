@@ -228,3 +228,30 @@ func TestCopyRowsAndZero(t *testing.T) {
 		t.Error("Zero over several pieces: wrong bytes")
 	}
 }
+
+func TestMovesDoNotAllocate(t *testing.T) {
+	m, err := NewMirror(64, 4096, MirrorOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Free()
+	a, b := mustReserve(t, 16*4096, MemoryOptions{}).Base(), mustReserve(t, 16*4096, MemoryOptions{}).Base()
+	slots := []int64{1, 2, 3, 9, 8, 60, 61, 5, 12, 30, 31, 32, 33, 0, 40, 41}
+	var runs []Run
+	var spans []Span
+	if n := testing.AllocsPerRun(20, func() {
+		runs, spans = AppendRuns(runs[:0], slots), AppendSpans(spans[:0], 0, slots)
+		m.Scatter(a, 4096, slots)
+		m.ScatterRuns(a, 4096, runs)
+		m.ScatterSpans(a, 4096, spans)
+		m.ScatterTee(a, 4096, slots, b)
+		m.ScatterTeeRuns(a, 4096, runs, b)
+		m.ScatterTeeSpans(a, 4096, spans, b)
+		m.Gather(b, slots)
+		m.GatherRuns(b, runs)
+		m.GatherSpans(b, spans)
+		CopyRows(a, 4096, b, 4096, 4096, 16)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

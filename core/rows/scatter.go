@@ -52,24 +52,25 @@ func (s *sink) put(i, slot, n int64) {
 // would reach, may belong to another object of a Go caller.
 func (s *sink) move(i, slot, n int64) {
 	dst, src := unsafe.Add(s.base, slot*s.row), unsafe.Add(s.src, i*s.stride)
-	if s.tee == nil {
-		if !streams(n) {
-			copyPlain(dst, src, n)
-			return
+	if !streams(n) {
+		copyPlain(dst, src, n)
+		if s.tee != nil {
+			copyPlain(unsafe.Add(s.tee, i*s.row), src, n)
 		}
-		s.streamed = true
+		return
+	}
+	s.moveLong(dst, src, i, n)
+}
+
+func (s *sink) moveLong(dst, src unsafe.Pointer, i, n int64) {
+	s.streamed = true
+	if s.tee == nil {
 		for o := int64(0); o < n; o += pieceBytes {
 			s.k.stream(unsafe.Add(dst, o), unsafe.Add(src, o), min(n-o, pieceBytes))
 		}
 		return
 	}
 	tee := unsafe.Add(s.tee, i*s.row)
-	if !streams(n) {
-		copyPlain(dst, src, n)
-		copyPlain(tee, src, n)
-		return
-	}
-	s.streamed = true
 	for o := int64(0); o < n; o += pieceBytes {
 		s.k.tee(unsafe.Add(dst, o), unsafe.Add(tee, o), unsafe.Add(src, o), min(n-o, pieceBytes))
 	}
