@@ -85,6 +85,12 @@ func (c *Coordinator) checkAdmission(a *Admission, stream uint64) error {
 	case int(c.active) == len(c.requests):
 		return status.New(status.RequestFailed, "begin: %d of %d requests are active", c.active, len(c.requests))
 	}
+	for i := range c.requests {
+		// Compaction moves whole rows and slots: nobody may move in meanwhile.
+		if c.requests[i].state == entryLive && c.requests[i].stage == StageCompaction {
+			return status.New(status.WrongState, "begin: another request's batch compaction is begun, expected compactBatch first")
+		}
+	}
 	limit := c.cfg.MaxBatch
 	if a.Mode == ModeEAGLE {
 		limit = min(limit, c.cfg.DraftMaxBatch)

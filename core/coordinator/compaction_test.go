@@ -194,3 +194,20 @@ func TestBeginCompaction_NeedsItsBatchIndexes(t *testing.T) {
 	r.wantCode(err, status.WrongState)
 	r.must(r.finish(q))
 }
+
+func TestBegin_NobodyMovesInDuringACompaction(t *testing.T) {
+	r := newRig(t, KindVanilla, requests(2))
+	q := r.full(prompts(seq(1, 6), seq(2, 5)))
+	r.must(r.beginCompaction(q, []int32{-1, 0}, 1))
+	late := prompts(seq(3, 6))
+	late.Slots = []int32{3}
+	_, err := r.begin(late)
+	r.wantCode(err, status.WrongState)
+	r.must(r.compactBatch(q, []int32{-1, 0}, 1))
+	p := r.full(late)
+	r.must(r.decode(q, [][]int32{{1}}))
+	r.must(r.decode(p, [][]int32{{1}}))
+	r.must(r.finish(q))
+	r.must(r.finish(p))
+	r.emptied()
+}

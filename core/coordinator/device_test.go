@@ -172,6 +172,7 @@ type history struct {
 	extras *prefix.Extras
 	prefix []uint64 // prefix[i]: digest of the first i tokens with everything that sets them apart
 
+	prompt    int32 // length at the finalize
 	committed int32
 	common    int32 // draft state
 }
