@@ -25,7 +25,18 @@ $(CUDA_STUB): $(CUDA_DIR)/stub/libcuda_trampoline.c $(CUDA_DIR)/stub/loader.c $(
 	$(CC) $(CUDA_STUB_FLAGS) -c $(CUDA_DIR)/stub/loader.c -o $(CUDA_OUT)/loader.o
 	rm -f $@.tmp && $(AR) rcs $@.tmp $(CUDA_OUT)/trampoline.o $(CUDA_OUT)/loader.o && mv $@.tmp $@
 
-.PHONY: cuda-stub cuda-generate cuda-check
+# The simulated driver, for tests on machines without a GPU.
+CUDA_SIM := $(CUDA_OUT)/libsimcuda.so
+CUDA_SIM_DIR := $(CUDA_ROOT)/cpp_tests/simcuda
+
+$(CUDA_SIM): $(wildcard $(CUDA_SIM_DIR)/*.cpp $(CUDA_SIM_DIR)/*.hpp $(CUDA_SIM_DIR)/*.h) $(CUDA_DIR)/include/cuda.h
+	@mkdir -p $(CUDA_OUT)
+	$(CXX) -std=c++17 -O2 -g -fPIC -shared -Wall -Wextra -Werror -I$(CUDA_DIR)/include $(CUDA_SIM_DIR)/*.cpp -o $@.tmp -pthread
+	@mv $@.tmp $@
+
+.PHONY: cuda-stub cuda-sim cuda-generate cuda-check
+cuda-sim: $(CUDA_SIM)
+
 cuda-stub: $(CUDA_STUB)
 
 # After a change of include/cuda.h. The result is committed.
