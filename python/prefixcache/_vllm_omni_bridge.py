@@ -65,7 +65,15 @@ def make_manager(errors: HostErrors, adapter: Any = None) -> type:
     ``adapter`` is the host's adapter module, None for releases without one.
     """
     base = _runner_manager() if adapter is None else _adapter_manager(errors, adapter)
-    names = ("__init__", "register_policy", "new_step_starts", "save_outputs", "materialize", "discard_step", "shutdown")
+    names = (
+        "__init__",
+        "register_policy",
+        "new_step_starts",
+        "save_outputs",
+        "materialize",
+        "discard_step",
+        "shutdown",
+    )
     body = {name: errors.raising(getattr(base, name)) for name in names}
     return type("OmniPrefixCacheManager", (base,), {"__module__": __name__, "__doc__": base.__doc__, **body})
 

@@ -109,24 +109,33 @@ class FullAttentionGroupView:
 
     def _slots(self, table: np.ndarray, rows: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
         tokens = int(counts.sum())
-        if tokens == len(counts):
-            position = first  # decode: one token a request, nothing to expand
-        else:
-            # position of token j of request i = first[i] + j, with j counted
-            # from the request's own start in the flat order.
-            begin = np.cumsum(counts) - counts
-            position = np.repeat(first - begin, counts)
-            position += np.arange(tokens)
-            rows = np.repeat(rows, counts)
-        block = position >> self._shift if self._shift >= 0 else position // self.block_size
-        if tokens and int(block.max()) >= table.shape[1]:
+        if tokens == len(counts):  # decode: one token a request
+            block = self._block_of(first)
+            if tokens and int(block.max()) >= table.shape[1]:
+                inside = block < table.shape[1]
+                rows, first, block = rows[inside], first[inside], block[inside]
+            return table[rows, block] * np.int64(self.block_size) + self._place_in(first, block)
+        # Prefill: work on pieces, one for each block that a request touches, and
+        # go down to tokens only for one repeat and one addition.
+        end = first + counts
+        low = self._block_of(first)
+        pieces = self._block_of(end - 1) - low + 1
+        owner = np.repeat(np.arange(len(counts)), pieces)
+        block = np.arange(len(owner)) + (low - np.cumsum(pieces) + pieces)[owner]
+        if int(block.max()) >= table.shape[1]:
             inside = block < table.shape[1]
-            rows, position, block = rows[inside], position[inside], block[inside]
-        slots = table[rows, block].astype(np.int64)
-        if self._shift >= 0:
-            slots <<= self._shift
-            slots += position & (self.block_size - 1)
-        else:
-            slots *= self.block_size
-            slots += position % self.block_size
+            owner, block = owner[inside], block[inside]
+        start = np.maximum(block * self.block_size, first[owner])
+        length = np.minimum((block + 1) * self.block_size, end[owner]) - start
+        # Inside a piece, slot minus index in the flat order is constant.
+        before = np.cumsum(length) - length
+        shift = table[rows[owner], block] * np.int64(self.block_size) + self._place_in(start, block) - before
+        slots = np.repeat(shift, length)
+        slots += np.arange(len(slots))
         return slots
+
+    def _block_of(self, position: np.ndarray) -> np.ndarray:
+        return position >> self._shift if self._shift >= 0 else position // self.block_size
+
+    def _place_in(self, position: np.ndarray, block: np.ndarray) -> np.ndarray:
+        return position - block * self.block_size

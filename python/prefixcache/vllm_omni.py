@@ -106,7 +106,9 @@ def install(*, allow_untested: bool = False) -> None:
             group_view = importlib.import_module(f"{_PACKAGE}.group_view")
             interface = importlib.import_module(f"{_PACKAGE}.interface")
         except ImportError as e:
-            raise VllmOmniNotFoundError(f"vllm-omni {version} is installed but {_PACKAGE} cannot be imported: {e}") from e
+            raise VllmOmniNotFoundError(
+                f"vllm-omni {version} is installed but {_PACKAGE} cannot be imported: {e}"
+            ) from e
         kind = _interface_kind(manager.OmniPrefixCacheManager, version)
 
         from prefixcache import _vllm_omni_bridge as bridge
@@ -168,9 +170,9 @@ def _rebind(name: str, old: type, new: type) -> None:
     Modules that are imported later read the name from the defining module.
     """
     for module_name, module in list(sys.modules.items()):
-        if module is not None and (module_name + ".").startswith("vllm_omni."):
-            if vars(module).get(name) is old:
-                setattr(module, name, new)
+        ours = module is not None and (module_name + ".").startswith("vllm_omni.")
+        if ours and vars(module).get(name) is old:
+            setattr(module, name, new)
 
 
 def _find_version() -> str:
@@ -200,7 +202,7 @@ def _check_version(version: str, allow_untested: bool) -> None:
 
 
 def _interface_kind(cls: type, version: str) -> str:
-    """"runner" or "adapter", by the signatures of vllm-omni's own manager."""
+    """ "runner" or "adapter", by the signatures of vllm-omni's own manager."""
     wanted = {
         "runner": (["config", "view", "eager"], ["num_tokens_unpadded", "num_tokens_padded"]),
         "adapter": (["config", "eager"], ["num_tokens_unpadded", "num_tokens_padded", "write_layout"]),

@@ -14,7 +14,7 @@ from prefixcache._errors import OmniPrefixCacheUnmatchError
 from prefixcache.view import FullAttentionGroupView, check_block_layout
 
 
-class Refused(RuntimeError):
+class RefusedError(RuntimeError):
     pass
 
 
@@ -43,9 +43,11 @@ def slots_one_by_one(batch, block_size, req_ids, scheduled):
     for req in req_ids:
         row = batch.req_id_to_index[req]
         start = int(batch.num_computed_tokens_cpu[row])
-        for position in range(start, start + scheduled.get(req, 0)):
-            if position // block_size < table.shape[1]:
-                slots.append(int(table[row, position // block_size]) * block_size + position % block_size)
+        slots += [
+            int(table[row, position // block_size]) * block_size + position % block_size
+            for position in range(start, start + scheduled.get(req, 0))
+            if position // block_size < table.shape[1]
+        ]
     return slots
 
 
@@ -58,13 +60,15 @@ def test_slots_equal_the_loop(block_size, with_np):
         batch = make_batch(rng, rows=rows, width=width, block_size=block_size, with_np=with_np)
         view = FullAttentionGroupView(batch, block_size)
         ids = view.batch_req_ids()
-        assert ids == batch.req_ids and ids is not batch.req_ids
+        assert ids == batch.req_ids
+        assert ids is not batch.req_ids
         rng.shuffle(ids)
         ids = ids[: rng.randint(0, rows)]
         top = rng.choice([1, 3, 5 * block_size])  # 1: a decode step; else chunks that may leave the table
         scheduled = {r: rng.randint(1 if top == 1 else -1, top) for r in ids if rng.random() < 0.9}
         got = view.step_slots_cpu(ids, scheduled)
-        assert got.dtype == torch.int64 and got.is_contiguous()
+        assert got.dtype == torch.int64
+        assert got.is_contiguous()
         assert got.tolist() == slots_one_by_one(batch, block_size, ids, scheduled)
 
 
@@ -103,10 +107,10 @@ def test_unknown_request_is_a_key_error():
 @pytest.mark.parametrize(
     ("layout", "fragment"),
     [
-        (dict(use_hybrid_blocks=True, blocks_per_kv_block=8), "kernel_block_size"),
-        (dict(blocks_per_kv_block=2), "kernel_block_size"),
-        (dict(dcp_world_size=2), "decode context parallel"),
-        (dict(kv_cache_block_size=32), "does not match"),
+        ({"use_hybrid_blocks": True, "blocks_per_kv_block": 8}, "kernel_block_size"),
+        ({"blocks_per_kv_block": 2}, "kernel_block_size"),
+        ({"dcp_world_size": 2}, "decode context parallel"),
+        ({"kv_cache_block_size": 32}, "does not match"),
     ],
 )
 def test_startup_refusals(layout, fragment):
@@ -114,9 +118,9 @@ def test_startup_refusals(layout, fragment):
         check_block_layout(SimpleNamespace(**layout), 16)
 
     class View(FullAttentionGroupView):
-        error_type = Refused
+        error_type = RefusedError
 
-    with pytest.raises(Refused, match=fragment):
+    with pytest.raises(RefusedError, match=fragment):
         View(SimpleNamespace(block_table=[SimpleNamespace(**layout)]), 16)
 
 

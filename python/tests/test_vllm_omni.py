@@ -110,7 +110,8 @@ def test_other_releases_are_refused_by_name(tmp_path, version, untested, fragmen
     manager = "class OmniPrefixCacheManager:\n    def __init__(self, everything): pass\n"
     path = fake_release(tmp_path, version, manager)
     text = message_of(CATCH.format(untested=untested, error="UnsupportedVllmOmniError"), path)
-    assert f"vllm-omni {version} is not supported" in text and fragment in text
+    assert f"vllm-omni {version} is not supported" in text
+    assert fragment in text
     assert all(release in text for release in vllm_omni.SUPPORTED_RELEASES)
 
 
@@ -123,7 +124,8 @@ def test_plugin_entry_never_ends_the_engine(tmp_path):
     """vLLM calls register() without a net: it must not raise, whatever is installed."""
     message_of("vllm_omni.register()", str(tmp_path / "nothing"))
     text = message_of("import logging; logging.basicConfig()\nvllm_omni.register()", fake_release(tmp_path, "0.28.0"))
-    assert "vllm-omni 0.28.0 is not supported" in text and "keeps its own" in text
+    assert "vllm-omni 0.28.0 is not supported" in text
+    assert "keeps its own" in text
 
 
 def test_import_brings_neither_torch_nor_vllm():

@@ -1,0 +1,441 @@
+"""The replay: its parts against simple rules, and its verdict on right and wrong caches."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import replay_model
+import torch
+
+from prefixcache.replay.batch import InputBatch
+from prefixcache.replay.cli import main
+from prefixcache.replay.content import RowContent, prompt_tokens, request_fingerprints
+from prefixcache.replay.generator import generate_trace
+from prefixcache.replay.scheduler import Scheduler
+from prefixcache.replay.traces import TOKENS_PER_ID, TraceError, TraceRequest, read_trace, write_trace
+
+SHARED = Path(__file__).resolve().parents[3] / "shared"
+# Few blocks for the requests: they are recycled all the time, and requests are preempted.
+TIGHT = ["--blocks", "300", "--block-size", "16", "--batch", "8", "--batch-tokens", "512", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """A trace of short requests: bursts, conversations, many ends."""
+    path = tmp_path_factory.mktemp("traces") / "short.jsonl"
+    write_trace(path, generate_trace(400, 11, mean_prompt=500, mean_output=12))
+    return str(path)
+
+
+def model_with(**methods):
+    """The model backend with some methods of its manager replaced."""
+    manager = type("OmniPrefixCacheManager", (replay_model.OmniPrefixCacheManager,), methods)
+    return SimpleNamespace(**{**vars(replay_model), "OmniPrefixCacheManager": manager})
+
+
+def replay(capsys, trace, *arguments, backend=replay_model):
+    code = main(["--trace", trace, *arguments], backend)
+    return code, capsys.readouterr().out
+
+
+def number(text, line, word):
+    """The number before ``word`` in the line of the summary that starts with ``line``."""
+    found = next(x for x in text.splitlines() if x.startswith(line))
+    parts = found.replace(",", "").replace("(", "").split()
+    return float(parts[parts.index(word) - 1])
+
+
+# ------------------------------------------------------------------ a right cache
+
+
+def test_right_manager_passes_and_the_traffic_has_everything(capsys, trace):
+    code, text = replay(capsys, trace, "--requests", "120", "--seed", "3", "--preempt-rate", "0.01", *TIGHT)
+    assert code == 0, text
+    assert text.rstrip().endswith("every row was right")
+    assert number(text, "wrong rows", "and") == 0
+    # A replay that meets none of these shows nothing about them.
+    for line, word in [
+        ("requests", "started"),
+        ("requests", "aborted"),
+        ("requests", "preemptions"),
+        ("requests", "under"),
+        ("hit rate", "requests"),
+        ("rows checked", "and"),
+        ("rows checked", "other"),
+    ]:
+        assert number(text, line, word) > 0, f"{line}: no {word}\n{text}"
+
+
+@pytest.mark.parametrize("mode", ["--eager", "--threaded"])
+def test_drop_in_passes(capsys, trace, mode):
+    import prefixcache.omni
+
+    code, text = replay(capsys, trace, "--requests", "200", mode, *TIGHT, backend=prefixcache.omni)
+    assert code == 0, text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drop_in_passes_with_short_blocks_and_wide_rows(capsys, trace, seed):
+    import prefixcache.omni
+
+    code, text = replay(
+        capsys, trace, "--requests", "40", "--seed", str(seed), "--width", "2048", "--blocks", "1000",
+        "--block-size", "4", "--batch", "8", "--batch-tokens", "333", "--quiet",
+        "--preempt-rate", "0.02", "--abort-rate", "0.2",
+        backend=prefixcache.omni,
+    )  # fmt: skip
+    assert code == 0, text
+
+
+def test_module_runs_from_the_command_line(tmp_path):
+    trace = tmp_path / "small.jsonl"
+    write_trace(trace, generate_trace(12, 1, mean_prompt=300, mean_output=10))
+    command = [sys.executable, "-m", "prefixcache.replay", "--trace", str(trace), "--blocks", "2000", "--progress"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every row was right" in done.stdout
+    assert "12/12 requests" in done.stderr
+
+
+# ------------------------------------------------------------------ wrong caches
+
+
+def flip_one_bit(self, step, ids):
+    out = replay_model.OmniPrefixCacheManager.materialize(self, step, ids)
+    if step == 20 and ids:
+        rows = out.hidden_states[ids[-1]].clone()
+        rows.view(torch.uint8)[-1, 0] ^= 1
+        out.hidden_states[ids[-1]] = rows
+    return out
+
+
+def swap_two_requests(self, step, ids):
+    out = replay_model.OmniPrefixCacheManager.materialize(self, step, ids)
+    if len(ids) > 1:
+        rows = out.mm_outputs["embed.decode"]
+        rows[ids[0]], rows[ids[1]] = rows[ids[1]], rows[ids[0]]
+    return out
+
+
+def keep_a_view_of_the_buffers(self, hidden, mm, **counts):
+    step = replay_model.OmniPrefixCacheManager.save_outputs(self, hidden, mm, **counts)
+    self.steps[step][1][replay_model.HIDDEN_KEY] = hidden[: counts["num_tokens_unpadded"]]
+    return step
+
+
+def read_the_prefix_a_step_too_late(self, step, ids):
+    prefixes = self.steps[step][2]
+    for (req, key), prefix in prefixes.items():
+        blocks = self.blocks_of[step, req]
+        pool = self.pool[key].view(-1, self.config.block_size, prefix.shape[1])
+        prefixes[req, key] = pool[blocks].flatten(0, 1)
+    return replay_model.OmniPrefixCacheManager.materialize(self, step, ids)
+
+
+def remember_blocks(self, hidden, mm, **counts):
+    step = replay_model.OmniPrefixCacheManager.save_outputs(self, hidden, mm, **counts)
+    self.blocks_of = getattr(self, "blocks_of", {})
+    for req, (hit, blocks) in self.hits.items():
+        self.blocks_of[step, req] = blocks[: hit // self.config.block_size]
+    return step
+
+
+def keep_rows_of_former_tenants(self, hidden, mm, **counts):
+    """S-7: a step without the key leaves the slot's older row in place."""
+    before = {k: v.clone() for k, v in self.pool.items()}
+    step = replay_model.OmniPrefixCacheManager.save_outputs(self, hidden, mm, **counts)
+    for key in set(before) - set(mm) - {replay_model.HIDDEN_KEY}:
+        self.pool[key].copy_(before[key])
+    return step
+
+
+def open_a_hit_for_live_requests(self, output):
+    self.live.clear()
+    replay_model.OmniPrefixCacheManager.new_step_starts(self, output)
+
+
+def drop_the_rows_of_aborted_requests(self, output):
+    if output.finished_req_ids:
+        self.pool[replay_model.HIDDEN_KEY][-1600:] = 0
+    replay_model.OmniPrefixCacheManager.new_step_starts(self, output)
+
+
+def hand_out_its_own_memory(self, step, ids):
+    """Keeps the last result of a prefix and serves the next hit on it from there."""
+    kept = self.__dict__.setdefault("kept", {})
+    prefixes = self.steps[step][2]
+    names = {}
+    for (req, key), prefix in prefixes.items():
+        if key == replay_model.HIDDEN_KEY:
+            names[req] = (len(prefix), prefix[-1].view(torch.uint8).numpy().tobytes())
+            prefixes[req, key] = kept.get(names[req], prefix)
+    out = replay_model.OmniPrefixCacheManager.materialize(self, step, ids)
+    kept.update({names[req]: out.hidden_states[req][: names[req][0]] for req in ids if req in names})
+    return out
+
+
+def cut_a_leftover_wrongly(self, step, ids):
+    out = replay_model.OmniPrefixCacheManager.materialize(self, step, ids)
+    for req in ids:
+        if "meta.weight" in out.mm_outputs:
+            out.mm_outputs["meta.weight"][req] = out.mm_outputs["meta.weight"][req][1:]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("methods", "kind"),
+    [
+        ({"materialize": flip_one_bit}, "no row at all in new rows of __hidden_states__"),
+        ({"materialize": swap_two_requests}, "embed.decode"),
+        ({"save_outputs": keep_a_view_of_the_buffers}, "no row at all in new rows of __hidden_states__"),
+        (
+            {"save_outputs": remember_blocks, "materialize": read_the_prefix_a_step_too_late},
+            "row of another token in prefix",
+        ),
+        ({"save_outputs": keep_rows_of_former_tenants}, "row of another token in prefix of embed.speech_feat"),
+        ({"new_step_starts": open_a_hit_for_live_requests}, "wrong shape"),
+        ({"new_step_starts": drop_the_rows_of_aborted_requests}, "zeros in prefix of __hidden_states__"),
+        ({"materialize": hand_out_its_own_memory}, "zeros in prefix of __hidden_states__"),
+        ({"materialize": cut_a_leftover_wrongly}, "value of meta.weight"),
+    ],
+    ids=lambda v: "+".join(m.__name__ for m in v.values()) if isinstance(v, dict) else "",
+)
+def test_mistakes_are_found_and_named(capsys, trace, methods, kind):
+    code, text = replay(
+        capsys,
+        trace,
+        "--requests",
+        "150",
+        "--seed",
+        "3",
+        "--preempt-rate",
+        "0.01",
+        *TIGHT,
+        backend=model_with(**methods),
+    )
+    assert code == 1, text
+    assert text.rstrip().endswith("FAILED")
+    assert kind in text, text
+
+
+def test_one_flipped_bit_is_one_wrong_row(capsys, trace):
+    backend = model_with(materialize=flip_one_bit)
+    _, text = replay(capsys, trace, "--requests", "20", "--seed", "3", *TIGHT, backend=backend)
+    assert number(text, "wrong rows", "and") == 1, text
+
+
+def test_an_exception_of_the_cache_fails_the_replay(capsys, trace):
+    def materialize(self, step, ids):
+        raise RuntimeError("hit span is not readable")
+
+    code, text = replay(capsys, trace, "--requests", "5", *TIGHT, backend=model_with(materialize=materialize))
+    assert code == 1
+    assert "hit span is not readable" in text
+
+
+def test_what_is_left_after_the_last_request_fails_the_replay(capsys, trace):
+    backend = model_with(stats=lambda self: {"live_requests": 3, "staged_bytes_peak": 1, "reserved_bytes": 1})
+    code, text = replay(capsys, trace, "--requests", "5", *TIGHT, backend=backend)
+    assert code == 1
+    assert "'live_requests': 3" in text
+
+
+@pytest.mark.skipif(
+    not (SHARED / "reference/omni/load_reference.py").exists(), reason="the seed manager is not part of the project"
+)
+def test_known_defects_of_the_seed_manager_show(capsys, trace):
+    """S-2 and S-7 make the original return wrong rows; the replay has to see them."""
+    path = SHARED / "reference/omni/load_reference.py"
+    spec = importlib.util.spec_from_file_location("load_reference", path)
+    before, path_before = set(sys.modules), list(sys.path)
+    try:
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+        interface = importlib.import_module("vllm_omni.core.prefix_cache.interface")
+        backend = SimpleNamespace(
+            OmniPrefixCacheManager=loaded.manager.OmniPrefixCacheManager,
+            PrefixCacheConfig=interface.PrefixCacheConfig,
+            ModelCachePolicy=interface.ModelCachePolicy,
+            HIDDEN_KEY=interface.HIDDEN_KEY,
+        )
+        # No leftovers: a 0-dimensional one ends the original at once (S-11).
+        arguments = ["--requests", "20", "--eager", "--leftover-rate", "0", *TIGHT]
+        code, text = replay(capsys, trace, *arguments, backend=backend)
+    finally:
+        sys.path[:] = path_before
+        for name in set(sys.modules) - before:
+            if name.split(".")[0] in ("vllm_omni", "load_reference"):
+                del sys.modules[name]
+    assert code == 1, text
+    assert "in prefix of" in text or "reassigned" in text, text
+
+
+# ------------------------------------------------------------------ parts
+
+
+def test_content_depends_on_every_token_before():
+    ids = [7, 9, 11]
+    one = request_fingerprints(ids, 1200, 5, serial=1)
+    assert np.array_equal(one[:1024], request_fingerprints([7, 9, 4], 1100, 1, serial=2)[:1024])
+    assert not np.any(one[1024:1100] == request_fingerprints([7, 9, 4], 1100, 1, serial=2)[1024:1100])
+    assert not np.any(one[512:1200] == request_fingerprints([8, 9, 11], 1200, 5, serial=1)[512:1200])
+    assert not np.any(one[1200:] == request_fingerprints(ids, 1200, 5, serial=2)[1200:])  # generated tokens
+    assert len(set(one.tolist())) == len(one)
+    assert np.all(one % 2 == 1)
+
+
+def test_tokens_are_those_of_the_benchmark():
+    """Token i of hash id h is splitmix64(h * 512 + i) % 150000, here with Python's integers."""
+
+    def splitmix64(x):
+        mask = (1 << 64) - 1
+        x = (x + 0x9E3779B97F4A7C15) & mask
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        return x ^ (x >> 31)
+
+    tokens = prompt_tokens([0, 123_456], 700)
+    assert tokens.tolist() == [splitmix64(i if i < 512 else 123_456 * 512 + i - 512) % 150_000 for i in range(700)]
+
+
+def test_rows_differ_in_every_word_and_explain_themselves():
+    content, other = RowContent("a", 4), RowContent("b", 4)
+    prints = request_fingerprints([1], 100, 1, serial=1)
+    rows = content.fill(prints, np.zeros((101, 4), np.uint64)).copy()
+    assert all(len(set(column.tolist())) == 101 for column in rows.T)
+    assert not np.any(rows == other.fill(prints, np.zeros((101, 4), np.uint64)))
+    assert content.explain(rows[3]) == "row of another token"
+    assert content.explain(rows[3] ^ np.array([1, 0, 0, 0], np.uint64)) == "no row at all"
+    assert content.explain(np.zeros(4, np.uint64)) == "zeros"
+
+
+def test_trace_files_round_trip_and_bad_lines_are_named(tmp_path):
+    path = tmp_path / "t.jsonl"
+    requests = generate_trace(50, 4)
+    write_trace(path, requests)
+    assert read_trace(path) == requests
+    assert read_trace(path, 7) == requests[:7]
+    for line in [
+        "not json",
+        '{"input_length": 5, "output_length": 1}',
+        '{"input_length": 513, "output_length": 1, "hash_ids": [1]}',
+        '{"input_length": 0, "output_length": 1, "hash_ids": [1]}',
+        "[]",
+    ]:
+        path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}\n' + line + "\n")
+        with pytest.raises(TraceError, match="line 2"):
+            read_trace(path)
+
+
+def test_generated_trace_follows_its_seed_and_shares_prefixes():
+    requests = generate_trace(400, 5)
+    assert requests == generate_trace(400, 5)
+    assert requests != generate_trace(400, 6)
+    assert len(requests) == 400
+    assert all(a.timestamp <= b.timestamp for a, b in pairwise(requests))
+    seen, shared, total = set(), 0, 0
+    for request in requests:
+        assert len(request.hash_ids) == -(-request.input_length // TOKENS_PER_ID)
+        total += len(request.hash_ids)
+        shared += sum(i in seen for i in request.hash_ids)
+        seen.update(request.hash_ids)
+    assert 0.2 < shared / total < 0.9
+    repeats = Counter(request.hash_ids for request in requests)
+    assert repeats.most_common(1)[0][1] > 1  # bursts of one prompt
+
+
+def test_the_shared_trace_is_read_when_it_is_there():
+    path = SHARED / "traces/mooncake_conversation.jsonl"
+    if path.exists():
+        assert len(read_trace(path)) == 12_031
+    else:
+        assert generate_trace(3, 0)  # a clone alone has only the generator
+
+
+def check_pool(scheduler):
+    """Reference counts, free list and hashes agree, in every state."""
+    pool, owners = scheduler.pool, Counter()
+    for request in scheduler.running:
+        owners.update(request.blocks)
+        full = request.published
+        for block, value in zip(request.blocks[:full], request.hashes[:full], strict=True):
+            # Computed twice at once: only one of the two copies is public.
+            assert pool.block_of.get(value) == block or pool.hash_of[block] == 0
+    assert all(pool.references[b] == owners[b] for b in range(1, len(pool.references)))
+    assert set(pool.free) == {b for b in range(1, len(pool.references)) if not owners[b]}
+    assert 0 not in owners
+    assert all(pool.hash_of[b] == value for value, b in pool.block_of.items())
+
+
+def check_batch(batch, plan):
+    """The worker's rows are exactly what the step computes, with the scheduler's blocks."""
+    assert set(batch.req_ids) == set(plan.output.num_scheduled_tokens)
+    assert len(batch.req_ids) == len(batch.requests) == len(plan.scheduled)
+    for request, _ in plan.scheduled:
+        row = batch.req_id_to_index[request.id]
+        assert batch.requests[row] is request
+        assert request.row == row
+        assert batch.table[row, : len(request.blocks)].tolist() == request.blocks
+        assert batch.num_computed_tokens_cpu[row] == request.computed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_scheduler_keeps_its_books(seed):
+    rng = random.Random(seed)
+    scheduler = Scheduler(
+        num_blocks=160, block_size=16, batch_tokens=1200, max_running=6, rng=rng,
+        abort_rate=0.2, preempt_rate=0.05, reuse_rate=0.5,
+    )  # fmt: skip
+    pending = [
+        TraceRequest(
+            0, _n := rng.randint(1, 1500), rng.randint(1, 40), tuple(range(f := 10 * rng.randint(1, 20), f + 3))
+        )
+        for _ in range(60)
+    ]
+    pending.sort(key=lambda r: r.hash_ids)  # equal prefixes side by side: same-step hits
+    live, last_slot, batch = set(), {}, InputBatch(6, 120, 16)
+    while pending or not scheduler.idle:
+        if pending and len(scheduler.waiting) < 3:
+            scheduler.add(pending.pop())
+        plan = scheduler.schedule()
+        output = plan.output
+        assert output.total_num_scheduled_tokens <= 1200
+        assert len(plan.scheduled) <= 6
+        live -= output.finished_req_ids
+        for request in output.scheduled_new_reqs:
+            known = request.req_id in live
+            assert known or (request.num_computed_tokens == plan.hits.get(request.req_id, 0))
+            assert request.num_computed_tokens % 16 == 0
+            live.add(request.req_id)
+        assert set(output.num_scheduled_tokens) <= live
+        for request, count in plan.scheduled:
+            assert count >= 1
+            assert len(request.blocks) * 16 >= request.computed + count
+            # What lies in a hit block was computed for exactly this prefix.
+            for place, block in enumerate(request.blocks[: (request.computed + count) // 16]):
+                if (place + 1) * 16 > request.computed:
+                    last_slot[block] = request.hashes[place]
+                else:
+                    assert last_slot[block] == request.hashes[place]
+        batch.update(plan)
+        check_batch(batch, plan)
+        scheduler.update(plan)
+        check_pool(scheduler)
+    stats = scheduler.stats
+    assert stats.admitted == stats.finished + stats.aborted == 60
+    assert stats.preempted
+    assert stats.aborted
+    assert stats.same_step_hits
+    assert stats.reused_ids
+    assert stats.hit_tokens
+    assert not live
+    assert len(scheduler.pool.free) == 159
