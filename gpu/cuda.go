@@ -148,19 +148,7 @@ func (d *CUDA) admit(call string, s Stream, a, b Addr) error {
 
 // admitThread checks this thread's context only: the per-thread stream belongs
 // to the thread, and nobody captures on ours.
-func (d *CUDA) admitThread(call string) error {
-	if current, err := cu.CurrentContext(); err != nil {
-		return wrap("cuCtxGetCurrent", err, "")
-	} else if rawContext(current) == d.ctx {
-		return nil
-	} else if rawContext(current) != 0 {
-		return status.New(status.InvalidArgument, "%s: another CUDA context is current on this thread; expected the one the cache was created in (device %d)", call, d.ordinal)
-	}
-	if err := cu.SetCurrentContext(d.ctx.cu()); err != nil {
-		return wrap("cuCtxSetCurrent", err, "")
-	}
-	return nil
-}
+func (d *CUDA) admitThread(call string) error { return admitThread(call, d.ctx, d.ordinal) }
 
 // Check implements Device. Every region is looked at before it returns nil.
 func (d *CUDA) Check(s Stream, regions []Region) error {

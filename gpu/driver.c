@@ -28,7 +28,7 @@ static unsigned long long admit_address(int ordinal, uintptr_t address, int inde
   return 0;
 }
 
-unsigned long long gpu_admit(uintptr_t ctx, int ordinal, uintptr_t stream, uintptr_t a, uintptr_t b) {
+unsigned long long gpu_admit_thread(uintptr_t ctx) {
   CUcontext own = (CUcontext)ctx, current = NULL;
   CUresult r = cuCtxGetCurrent(&current);
   if (r == CUDA_SUCCESS && current == NULL) {
@@ -37,7 +37,14 @@ unsigned long long gpu_admit(uintptr_t ctx, int ordinal, uintptr_t stream, uintp
     current = own;
   }
   if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, 0);
-  if (current != own) return verdict(GPU_FOREIGN_THREAD, CUDA_SUCCESS, 0);
+  return current == own ? 0 : verdict(GPU_FOREIGN_THREAD, CUDA_SUCCESS, 0);
+}
+
+unsigned long long gpu_admit(uintptr_t ctx, int ordinal, uintptr_t stream, uintptr_t a, uintptr_t b) {
+  CUcontext own = (CUcontext)ctx;
+  unsigned long long v = gpu_admit_thread(ctx);
+  if (v) return v;
+  CUresult r;
   if (!implicit(stream)) {
     CUcontext of = NULL;
     r = cuStreamGetCtx(STREAM(stream), &of);
@@ -51,7 +58,6 @@ unsigned long long gpu_admit(uintptr_t ctx, int ordinal, uintptr_t stream, uintp
   if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return verdict(GPU_CAPTURING, r, 0);
   if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, 0);
   if (capture != CU_STREAM_CAPTURE_STATUS_NONE) return verdict(GPU_CAPTURING, CUDA_SUCCESS, 0);
-  unsigned long long v = 0;
   if (a) v = admit_address(ordinal, a, 0);
   if (!v && b) v = admit_address(ordinal, b, 1);
   return v;

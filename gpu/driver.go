@@ -9,6 +9,7 @@ package gpu
 #cgo noescape gpu_pool_alloc
 #cgo noescape gpu_pointer_info
 #cgo nocallback gpu_admit
+#cgo nocallback gpu_admit_thread
 #cgo nocallback gpu_stream_context
 #cgo nocallback gpu_stream_capturing
 #cgo nocallback gpu_stream_query
@@ -40,6 +41,15 @@ func admit(call string, ctx Context, ordinal int, s Stream, a, b Addr) error {
 		return nil
 	}
 	return refuse(call, v, ordinal, s, a, b)
+}
+
+// admitThread is the part of admit that looks at this thread's context.
+func admitThread(call string, ctx Context, ordinal int) error {
+	v := uint64(C.gpu_admit_thread(C.uintptr_t(ctx)))
+	if v == 0 {
+		return nil
+	}
+	return refuse(call, v, ordinal, 0, 0, 0)
 }
 
 // refuse puts a verdict of gpu_admit into words.

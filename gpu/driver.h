@@ -26,6 +26,9 @@ enum {
  * of device ordinal. */
 unsigned long long gpu_admit(uintptr_t ctx, int ordinal, uintptr_t stream, uintptr_t a, uintptr_t b);
 
+/* The thread's part of gpu_admit alone. */
+unsigned long long gpu_admit_thread(uintptr_t ctx);
+
 int gpu_init(void);
 const char *gpu_driver_path(void);
 const char *gpu_driver_reason(void);

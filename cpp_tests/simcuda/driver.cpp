@@ -591,7 +591,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t n, CUmemoryPoo
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) {
-    BEGIN(SIMCUDA_ENQUEUE | SIMCUDA_FREE)
+    BEGIN(SIMCUDA_FREE)
     Stream* s = call.target(stream);
     if (!s) return call.verdict;
     Block* b = m.find(dptr, false);
