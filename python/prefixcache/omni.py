@@ -26,6 +26,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from operator import index
 from typing import Any, Protocol
 
@@ -537,8 +538,9 @@ def _hit_blocks(request: Any, hit: int, block_size: int) -> array[int]:
     blocks = getattr(request, "block_ids", None)
     if blocks is None or len(blocks) == 0:
         return array("q")
-    if not hasattr(blocks[0], "__index__"):
-        blocks = blocks[0] if blocks[0] is not None else ()
+    first = blocks[0]
+    if not isinstance(first, Integral) and getattr(first, "ndim", 1) != 0:
+        blocks = first if first is not None else ()
     try:
         return array("q", [index(b) for b in blocks[: -(-hit // block_size)]])
     except (TypeError, OverflowError) as e:
