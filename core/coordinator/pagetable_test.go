@@ -69,6 +69,18 @@ func TestPageTable_ConstructionAndIdentity(t *testing.T) {
 	if err := table.SetRow(0, []int32{0, 1}); err != nil || table.IsIdentity() {
 		t.Errorf("after SetRow: err %v, identity %v", err, table.IsIdentity())
 	}
+	if err := table.SetIdentity(); err != nil || !table.IsIdentity() {
+		t.Fatal(err)
+	}
+	if err := table.AppendRow(0, nil); err != nil || table.IsIdentity() {
+		t.Errorf("after AppendRow: err %v, identity %v", err, table.IsIdentity())
+	}
+	for _, bad := range []struct {
+		slot  int32
+		pages []int32
+	}{{3, nil}, {-1, nil}, {0, []int32{1}}, {1, []int32{1, 2}}} { // rows are full
+		wantCode(t, table.AppendRow(bad.slot, bad.pages), status.InvalidArgument)
+	}
 	small, _ := newTable(t, 3, 2, 5)
 	wantCode(t, small.SetIdentity(), status.InvalidArgument)
 }

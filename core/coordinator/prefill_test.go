@@ -75,6 +75,60 @@ func TestC90_AFailedPrepareCanOnlyEnd(t *testing.T) {
 	}
 }
 
+// What was never uploaded is still dirty, whichever command failed.
+func TestC76_AFailedUploadLeavesItsRowsDirty(t *testing.T) {
+	r := newRig(t, KindEAGLE)
+	a := prompts(seq(1, 6))
+	a.Mode = ModeEAGLE
+	q, err := r.begin(a)
+	r.must(err)
+	r.failAt = 0
+	if err := r.prepare(q); err != errBroken {
+		t.Fatal(err)
+	}
+	for _, table := range r.c.tables() {
+		for slot := range int32(4) {
+			if !table.Dirty(slot) {
+				t.Errorf("row %d is clean after an upload that failed", slot)
+			}
+		}
+	}
+	r.must(r.finish(q))
+	r.publish(a)
+	r.emptied()
+}
+
+// C-62 at the level of a request: after finalize nothing of a hit's or a
+// capture's slots is held any more, though the request lives on.
+func TestC62_SnapshotsAreHeldNoLongerThanNeeded(t *testing.T) {
+	for _, kind := range []Kind{KindHybrid, KindPureRecurrent} {
+		r := newRig(t, kind)
+		free := r.free()
+		r.publish(prompts(seq(1, 6)))
+		q, err := r.begin(prompts(seq(1, 7)))
+		r.must(err)
+		r.c.Flush()
+		if got := r.free()[prefix.RecurrentSlots]; got != free[prefix.RecurrentSlots]-1 {
+			t.Errorf("%v: %d slots free while a hit waits for its restore", kind, got)
+		}
+		r.toSettled(q)
+		r.c.Flush() // the record that this request published
+		for _, pool := range []prefix.Resource{prefix.RecurrentSlots, prefix.PartialSlots} {
+			if got := r.free()[pool]; got != free[pool] {
+				t.Errorf("%v: %d of %d %v slots free after finalize", kind, got, free[pool], pool)
+			}
+		}
+		r.must(r.finish(q))
+		q = r.full(prompts(seq(2, 6))) // captured, published, retired
+		r.c.Flush()
+		if got := r.free()[prefix.RecurrentSlots]; got != free[prefix.RecurrentSlots] {
+			t.Errorf("%v: %d slots free after publication and eviction", kind, got)
+		}
+		r.must(r.finish(q))
+		r.emptied()
+	}
+}
+
 func TestD08_PendingIsMarkedBeforeTheFirstCommand(t *testing.T) {
 	r := newRig(t, KindVanilla)
 	q, err := r.begin(prompts(seq(1, 4)))
