@@ -53,7 +53,7 @@ func (c *Cache) claimSkipped(k *key, slots []int64) {
 				c.preserve(k, s)
 			}
 		}
-		c.displace(k, s, w)
+		c.displace(k, s, w, none)
 		k.words[s] = w.claimed(b)
 	}
 }
@@ -76,7 +76,7 @@ func (c *Cache) claimDeferred(k *key, id KeyID, w int32, slots []int64, step uin
 		if old.kind() == kindDeferred {
 			m := &meta[k.rowOf[s]]
 			again = m.write == w && m.stamp == uint32(step)
-			c.displace(k, s, old)
+			c.displace(k, s, old, w)
 		}
 		h := k.store.take()
 		meta[h].slot, meta[h].write, meta[h].stamp = s, w, uint32(step)
@@ -101,11 +101,15 @@ func (c *Cache) claimDeferred(k *key, id KeyID, w int32, slots []int64, step uin
 
 // displace marks the deferred row that holds a slot as lost, if there is one: the
 // write it belongs to will leave it out (O-5, R-6), whatever state that write is in.
-// A read that was planned on the row keeps it.
-func (c *Cache) displace(k *key, slot int64, w word) {
+// A read that was planned on the row keeps it. A write that claims its own slot again
+// supersedes its row and displaces nobody.
+func (c *Cache) displace(k *key, slot int64, w word, by int32) {
 	if w.kind() != kindDeferred {
 		return
 	}
-	k.store.meta[k.rowOf[slot]].slot = lost
-	c.stats.DisplacedRows++
+	m := &k.store.meta[k.rowOf[slot]]
+	m.slot = lost
+	if m.write != by {
+		c.stats.DisplacedRows++
+	}
 }

@@ -182,7 +182,7 @@ func (c *Cache) awaitWritten(x *stepCtx) error {
 		if c.fatal != nil {
 			return c.fatal
 		}
-		if c.closed && c.job.step != x.wait {
+		if c.closed && !(c.job.step == x.wait && c.job.stepTaken) { // nobody will write it
 			return errShutDown("materialize")
 		}
 		if !c.wait(Callers, end) && x.wait > c.written && c.fatal == nil {

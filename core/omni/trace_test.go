@@ -186,6 +186,9 @@ func (tr *tracer) engineStep() {
 		return // announced, never saved
 	}
 	tr.save()
+	if tr.rng.IntN(10) == 0 {
+		tr.save() // no step_begin between: the hits are gone
+	}
 }
 
 func (tr *tracer) save() {
