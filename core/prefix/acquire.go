@@ -79,7 +79,7 @@ func (m *Manager) Acquire(req *AcquireRequest) (AcquireResult, error) {
 		l.keyed = int32(len(req.Keys))
 	}
 	l.dependency = int32(pl.Dependency)
-	l.cursor = f.match
+	l.cursor, l.miss = f.match, f.src.miss
 	m.counters.ReasonCount[pl.Reason]++
 	return AcquireResult{Acquired, m.leaseID(i), *pl}, nil
 }

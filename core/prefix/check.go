@@ -157,10 +157,8 @@ func (c *checker) subtree(id int32, indexed, attached *int) {
 	if x.child < 0 && !x.isRoot() && (x.deep < 0 || m.records[x.deep].at != x.end) {
 		c.fail("leaf %d is covered by no record (C-69)", id)
 	}
-	hint := x.hint < 0
 	for k, elder := x.child, int32(-1); k >= 0 && c.err == nil; k, elder = m.nodes[k].sibling, k {
 		y := &m.nodes[k]
-		hint = hint || x.hint == k
 		*attached++
 		if y.parent != id || y.elder != elder || y.start != x.end || y.end <= y.start || !y.attached || y.realm != x.realm || y.shadow != x.shadow {
 			c.fail("child %d of node %d is malformed", k, id)
@@ -178,9 +176,6 @@ func (c *checker) subtree(id int32, indexed, attached *int) {
 			c.fail("node %d is not in the table", k)
 		}
 		c.subtree(k, indexed, attached)
-	}
-	if !hint {
-		c.fail("hint of node %d is no child of it", id)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"hash/maphash"
 	"unsafe"
+
+	"libprefixcache/core/rows"
 )
 
 // content is what blocks are made of, one fixed cell for each block: cell c is
@@ -16,7 +18,9 @@ import (
 type content struct {
 	width  int     // int32 words in a cell: page tokens, or 4 for one 128-bit key
 	base   int32   // cells below are base pages
-	words  []int32 // base cells
+	words  []int32 // base cells, which live in slab outside the Go heap
+	slab   *rows.Mirror
+	runs   []rows.Run // scratch of fill
 	shadow [][]int32
 	next   []int32 // chain links of all cells; the base part is the base pool's
 	spare  chain   // free shadow cells
@@ -89,18 +93,12 @@ func (c *content) clearMedia(id int32) {
 // words. Adjacent cells are filled with one copy.
 func (c *content) fill(cells []int32, words []int32, media []Hash128) {
 	if media == nil && c.mediaOf == nil {
-		for i := 0; len(words) > 0; {
-			id, run := cells[i], 1
-			if id < c.base {
-				for i+run < len(cells) && cells[i+run] == id+int32(run) && cells[i+run] < c.base {
-					run++
-				}
-				n := copy(c.words[int(id)*c.width:(int(id)+run)*c.width], words)
-				words = words[n:]
-			} else {
-				words = words[copy(c.cell(id), words):]
-			}
-			i += run
+		if full := len(words) / c.width; len(words) >= streamWords && cells[0] < c.base {
+			c.stream(cells[:full], words)
+			cells, words = cells[full:], words[full*c.width:]
+		}
+		for i := 0; len(words) > 0; i++ {
+			words = words[copy(c.cell(cells[i]), words):]
 		}
 		return
 	}
@@ -114,6 +112,26 @@ func (c *content) fill(cells []int32, words []int32, media []Hash128) {
 		}
 		words = words[n:]
 	}
+}
+
+// streamWords is the length from which tokens are written past the cache: a
+// long prompt's are read again at the next hit at the earliest, and plain stores
+// to cold memory cost three times as much (28 KiB: 0.9 µs against 2.9).
+const streamWords = 1024
+
+// stream fills whole base cells, adjacent ones together.
+func (c *content) stream(cells []int32, words []int32) {
+	runs := c.runs[:0]
+	for i := 0; i < len(cells); {
+		run := 1
+		for i+run < len(cells) && cells[i+run] == cells[i]+int32(run) {
+			run++
+		}
+		runs = append(runs, rows.Run{Slot: int64(cells[i]), Len: int64(run)})
+		i += run
+	}
+	c.runs = runs
+	c.slab.ScatterRuns(unsafe.Pointer(unsafe.SliceData(words)), int64(c.width)*4, runs)
 }
 
 func hasMedia(media []Hash128) bool {

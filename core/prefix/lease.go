@@ -26,6 +26,7 @@ type lease struct {
 	settled    int32   // keys level: blocks whose keys can no longer change
 	keyed      int32   // keys level: blocks whose keys a caller has given
 	cursor     place   // how far the sequence is known to be in the index
+	miss       lookup  // where the prompt left it
 
 	recurrent, partial int32 // slots bound by a hit, -1 = none
 	reserved           []int32

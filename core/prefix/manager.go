@@ -1,6 +1,12 @@
 package prefix
 
-import "hash/maphash"
+import (
+	"hash/maphash"
+	"runtime"
+	"unsafe"
+
+	"libprefixcache/core/rows"
+)
 
 // Manager is the CUDA-free manager of pages, records and leases. It starts no
 // goroutine and takes no lock: the caller serialises all calls (section 9).
@@ -65,8 +71,17 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Identity == Keys {
 		width = 4
 	}
-	m.content = content{width: width, base: int32(cfg.BasePages), words: make([]int32, cfg.BasePages*width),
-		next: m.base.next, seed: maphash.MakeSeed(), hash: cfg.Hash}
+	m.content = content{width: width, base: int32(cfg.BasePages), next: m.base.next, seed: maphash.MakeSeed(), hash: cfg.Hash}
+	if n := cfg.BasePages * width; n > 0 {
+		// Prompts are nobody's business: they stay out of core dumps.
+		slab, err := rows.NewMirror(int64(cfg.BasePages), int64(width)*4, rows.MirrorOptions{DontDump: true})
+		if err != nil {
+			return nil, err
+		}
+		m.content.slab = slab
+		m.content.words = unsafe.Slice((*int32)(slab.Row(0)), n)
+		runtime.AddCleanup(m, func(s *rows.Mirror) { s.Free() }, slab)
+	}
 	m.table.init(cfg.BasePages)
 	return m, nil
 }

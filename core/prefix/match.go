@@ -6,7 +6,19 @@ type source struct {
 	words []int32
 	media []Hash128 // nil or one for each word
 	cells []int32   // takes precedence
+	miss  lookup    // the last table hash that was computed
 }
+
+// lookup remembers the table hash of block at under a parent. A lease keeps the
+// one where its prompt left the index, so that its publication needs neither to
+// hash that block again nor to read it back from memory.
+type lookup struct {
+	parent, at int32
+	hash       uint64
+	known      bool
+}
+
+func (l *lookup) is(parent, at int32) bool { return l.known && l.parent == parent && l.at == at }
 
 func (m *Manager) block(src *source, at int32) (words []int32, media []Hash128) {
 	w := m.content.width
@@ -26,11 +38,18 @@ func (m *Manager) sameBlock(src *source, at, cell int32) bool {
 }
 
 func (m *Manager) hashSource(parent int32, src *source, at int32) uint64 {
-	if src.cells != nil {
-		return m.content.hashCell(parent, src.cells[at])
+	if src.miss.is(parent, at) {
+		return src.miss.hash
 	}
-	words, media := m.block(src, at)
-	return m.content.hashBlock(parent, words, media)
+	var h uint64
+	if src.cells != nil {
+		h = m.content.hashCell(parent, src.cells[at])
+	} else {
+		words, media := m.block(src, at)
+		h = m.content.hashBlock(parent, words, media)
+	}
+	src.miss = lookup{parent, at, h, true}
+	return h
 }
 
 // place is a position in the index: the first at blocks of some sequence, ending

@@ -35,7 +35,7 @@ func (m *Manager) newNode() int32 {
 		id = int32(len(m.nodes))
 		m.nodes = append(m.nodes, node{})
 	}
-	m.nodes[id] = node{parent: -1, up: -1, child: -1, sibling: -1, elder: -1, hint: -1, first: -1, last: -1,
+	m.nodes[id] = node{parent: -1, up: -1, child: -1, sibling: -1, elder: -1, first: -1, last: -1,
 		deep: -1, draft: -1, gen: m.nodes[id].gen}
 	return id
 }
@@ -49,16 +49,17 @@ func (m *Manager) freeNode(id int32) {
 // isRoot: only a root has no blocks.
 func (x *node) isRoot() bool { return x.end == 0 }
 
-// link makes a detached node x a child of p, and findable.
-func (m *Manager) link(id, p int32) {
+// link makes a detached node a child of p, and findable under the hash of its
+// first block below p.
+func (m *Manager) link(id, p int32, hash uint64) {
 	x, par := &m.nodes[id], &m.nodes[p]
 	x.parent = p
 	x.sibling, x.elder = par.child, -1
 	if par.child >= 0 {
 		m.nodes[par.child].elder = id
 	}
-	par.child, par.hint = id, id
-	x.hash = m.content.hashCell(p, x.first)
+	par.child = id
+	x.hash = hash
 	m.table.insert(m.nodes, id)
 }
 
@@ -73,16 +74,13 @@ func (m *Manager) unlink(id int32) {
 	if x.sibling >= 0 {
 		m.nodes[x.sibling].elder = x.elder
 	}
-	if par.hint == id {
-		par.hint = -1
-	}
 	m.table.remove(m.nodes, id)
 	x.sibling, x.elder = -1, -1
 }
 
 // attach puts a node with cells under p in the index.
-func (m *Manager) attach(id, p int32) {
-	m.link(id, p)
+func (m *Manager) attach(id, p int32, hash uint64) {
+	m.link(id, p, hash)
 	x := &m.nodes[id]
 	x.attached, x.realm = true, m.nodes[p].realm
 	if !x.shadow {
@@ -110,7 +108,7 @@ func (m *Manager) split(id, s, cell int32) int32 {
 	x, u := &m.nodes[id], &m.nodes[top]
 	gen := u.gen
 	*u = *x
-	u.gen, u.child, u.hint = gen, -1, -1
+	u.gen, u.child = gen, -1
 	u.last, u.end = cell, s
 	x.first, x.start = m.content.next[cell], s
 	x.up = top
@@ -126,23 +124,22 @@ func (m *Manager) split(id, s, cell int32) int32 {
 	if u.sibling >= 0 {
 		m.nodes[u.sibling].elder = top
 	}
-	if h := &m.nodes[u.parent].hint; *h == id {
-		*h = top
-	}
 	m.table.replace(m.nodes, id, top)
-	m.link(id, top)
+	m.link(id, top, m.content.hashCell(top, x.first))
 	m.splitMarks(id, top, s)
 	return top
 }
 
-// childAt finds the child of p whose first block is block at of src.
+// childAt finds the child of p whose first block is block at of src, -1 = none.
+// An only child is compared at once; among several the table finds candidates.
+// Content decides in either case, never the hash.
 func (m *Manager) childAt(p int32, src *source, at int32) int32 {
-	x := &m.nodes[p]
-	if x.hint >= 0 && m.sameBlock(src, at, m.nodes[x.hint].first) {
-		return x.hint
-	}
-	if x.child < 0 {
+	only := m.nodes[p].child
+	if only < 0 {
 		return -1
+	}
+	if m.nodes[only].sibling < 0 && !src.miss.is(p, at) && m.sameBlock(src, at, m.nodes[only].first) {
+		return only
 	}
 	h := m.hashSource(p, src, at)
 	mask := uint64(len(m.table.slot) - 1)
@@ -156,7 +153,6 @@ func (m *Manager) childAt(p int32, src *source, at int32) int32 {
 			continue
 		}
 		if m.sameBlock(src, at, c.first) {
-			x.hint = id
 			return id
 		}
 		m.counters.HashCollisions++

@@ -151,26 +151,28 @@ func (m *Manager) planVanilla(f *found, full int32) {
 	}
 	m.bind(f, keep)
 	if f.match.at > 0 && !m.cfg.OriginalRecency {
-		f.record = m.covering(f.match)
-		f.plan.Record = RecordID(m.records[f.record].id)
+		if f.record = m.used(f.match); f.record >= 0 {
+			f.plan.Record = RecordID(m.records[f.record].id)
+		}
 	}
 }
 
-// covering finds a record whose path includes p, near below it: refreshing that
-// one protects what was hit and little else. The search is cut short in a node
-// where very many records end, any of them would do.
-func (m *Manager) covering(p place) int32 {
-	for n, at := p.node, p.at; ; at = 0 {
-		x, best := &m.nodes[n], int32(-1)
-		for i, tries := x.deep, 0; i >= 0 && m.records[i].at >= at && tries < 16; i, tries = m.records[i].above, tries+1 {
-			best = i
+// used finds the record of a vanilla hit: the deepest one that ends on the
+// matched path, so that refreshing it refreshes nothing but what was hit. A record
+// that only begins like the prompt is left alone: what they share is about to be
+// covered by what this request publishes, and keeping the rest of it costs hits
+// (measured on the conversation trace: 0.1350 against 0.1362).
+func (m *Manager) used(p place) int32 {
+	for {
+		for i := m.nodes[p.node].deep; i >= 0; i = m.records[i].above {
+			if r := &m.records[i]; r.at <= p.at && r.at > 0 {
+				return i
+			}
 		}
-		if best >= 0 {
-			return best
+		if m.nodes[p.node].isRoot() {
+			return -1
 		}
-		if n = x.hint; n < 0 {
-			n = x.child
-		}
+		p.node = m.nodes[p.node].parent
 	}
 }
 

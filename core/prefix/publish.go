@@ -136,7 +136,7 @@ func (m *Manager) index(l *lease, c int32) place {
 	if !m.settle(&p) {
 		p = m.anchor(l)
 	}
-	src := source{cells: l.cells}
+	src := source{cells: l.cells, miss: l.miss}
 	l.cursor = m.descend(p, &src, max(c, p.at), nil)
 	p = l.cursor
 	if p.at > c {
@@ -146,7 +146,7 @@ func (m *Manager) index(l *lease, c int32) place {
 		return p
 	}
 	for p.at < c {
-		p = m.insert(l, p, c)
+		p = m.insert(l, p, c, &src)
 	}
 	l.cursor = p
 	l.settled = max(l.settled, c)
@@ -212,7 +212,7 @@ func (m *Manager) owns(s segment, id int32) bool {
 // insert puts blocks of the lease from p.at on into the index below p, up to
 // block c or to the end of the lease's segment there, and returns the new end.
 // The caller has found that block p.at is not in the index below p.
-func (m *Manager) insert(l *lease, p place, c int32) place {
+func (m *Manager) insert(l *lease, p place, c int32, src *source) place {
 	if p.at < m.nodes[p.node].end {
 		p.node = m.split(p.node, p.at, p.cell)
 	}
@@ -222,7 +222,7 @@ func (m *Manager) insert(l *lease, p place, c int32) place {
 	}
 	s := l.segs[k]
 	if s.bottom >= 0 {
-		return m.reattach(s, p, c)
+		return m.reattach(s, p, c, src)
 	}
 	end := min(c, s.end)
 	x := &m.nodes[p.node]
@@ -249,7 +249,7 @@ func (m *Manager) insert(l *lease, p place, c int32) place {
 		if before != nil {
 			x.up = p.node
 		}
-		m.attach(node, p.node)
+		m.attach(node, p.node, m.hashSource(p.node, src, p.at))
 	}
 	m.own(l, k, node, p.at, end, before != nil)
 	return place{node, end, last, m.nodes[node].gen}
@@ -291,7 +291,7 @@ func replace(segs []segment, k int, parts []segment) []segment {
 
 // reattach brings nodes back into the index that eviction had taken out while
 // leases owned them: the one that holds block p.at, cut at p.at and at c if need be.
-func (m *Manager) reattach(s segment, p place, c int32) place {
+func (m *Manager) reattach(s segment, p place, c int32, src *source) place {
 	n := s.bottom
 	for m.nodes[n].start > p.at {
 		n = m.nodes[n].up
@@ -302,7 +302,7 @@ func (m *Manager) reattach(s segment, p place, c int32) place {
 	if x := &m.nodes[n]; x.end > c {
 		n = m.split(n, c, m.chainCell(n, c-x.start-1))
 	}
-	m.attach(n, p.node)
+	m.attach(n, p.node, m.hashSource(p.node, src, p.at))
 	x := &m.nodes[n]
 	return place{n, x.end, x.last, x.gen}
 }

@@ -1,0 +1,230 @@
+package prefix
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+)
+
+// The figures of the original that these are read against are in the bench notes
+// beside the trace. What counts is the ratio to a bare copy, or a memcmp, of the
+// same tokens in the same run.
+
+type traced struct {
+	input, output int
+	hashes        []uint64
+}
+
+func trace(tb testing.TB) []traced {
+	tb.Helper()
+	path := os.Getenv("PREFIXCACHE_TRACE")
+	if path == "" {
+		path = filepath.Join("..", "..", "..", "shared", "traces", "mooncake_conversation.jsonl")
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		tb.Skipf("the trace is not at %s; set PREFIXCACHE_TRACE to replay it", path)
+	}
+	var out []traced
+	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
+		var r struct {
+			In     int      `json:"input_length"`
+			Out    int      `json:"output_length"`
+			Hashes []uint64 `json:"hash_ids"`
+		}
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			tb.Fatal(err)
+		}
+		out = append(out, traced{r.In, r.Out, r.Hashes})
+	}
+	return out
+}
+
+func splitmix(x uint64) uint64 {
+	x += 0x9E3779B97F4A7C15
+	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
+	x = (x ^ x>>27) * 0x94D049BB133111EB
+	return x ^ x>>31
+}
+
+func (r *traced) prompt(out []int32) []int32 {
+	for _, h := range r.hashes {
+		for i := range uint64(512) {
+			if len(out) == r.input {
+				return out
+			}
+			out = append(out, int32(splitmix(h*512+i)%150000))
+		}
+	}
+	return out
+}
+
+type replayStats struct {
+	prompt, reused                 int
+	acquire, publish, grow, decode []time.Duration
+	release, whole                 []time.Duration
+	copy                           []time.Duration
+	mallocs                        uint64
+	evicted                        uint64
+}
+
+// replay runs the trace: acquire, publish at prefill end, grow for the output,
+// publish at the end, release.
+func replay(tb testing.TB, reqs []traced, cfg Config, check func(*Manager)) replayStats {
+	m, err := New(cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var s replayStats
+	var prompt, output []int32
+	sink := make([]int32, 1<<18)
+	unique := int32(1 << 20)
+	fail := func(err error) {
+		if err != nil {
+			tb.Helper()
+			tb.Fatal(err)
+		}
+	}
+	var before, after runtime.MemStats
+	p := cfg.PageTokens
+	for k := range reqs {
+		r := &reqs[k]
+		prompt = r.prompt(prompt[:0])
+		output = output[:0]
+		for range r.output {
+			output = append(output, unique)
+			unique++
+		}
+		if k == len(reqs)/2 {
+			runtime.ReadMemStats(&before)
+		}
+		t0 := time.Now()
+		copy(sink, prompt)
+		t1 := time.Now()
+		a, err := m.Acquire(&AcquireRequest{Tokens: prompt})
+		t2 := time.Now()
+		fail(err)
+		if a.Status != Acquired {
+			tb.Fatalf("request %d of %d tokens found no room", k, len(prompt))
+		}
+		if len(prompt) >= p {
+			_, err = m.Publish(a.Lease, len(prompt))
+			fail(err)
+		}
+		t3 := time.Now()
+		pages := (len(prompt)+len(output)+p-1)/p - (len(prompt)+p-1)/p
+		ok, err := m.Grow(a.Lease, pages, 0)
+		fail(err)
+		if !ok {
+			tb.Fatalf("request %d could not grow", k)
+		}
+		fail(m.Append(a.Lease, output))
+		t4 := time.Now()
+		if all := len(prompt) + len(output) - 1; all >= p { // the lookahead token is not resident
+			_, err = m.Publish(a.Lease, all)
+			fail(err)
+		}
+		t5 := time.Now()
+		fail(m.Release(a.Lease))
+		t6 := time.Now()
+		s.copy = append(s.copy, t1.Sub(t0))
+		s.acquire = append(s.acquire, t2.Sub(t1))
+		s.publish = append(s.publish, t3.Sub(t2))
+		s.grow = append(s.grow, t4.Sub(t3))
+		s.decode = append(s.decode, t5.Sub(t4))
+		s.release = append(s.release, t6.Sub(t5))
+		s.whole = append(s.whole, t6.Sub(t1))
+		s.prompt += len(prompt)
+		s.reused += a.Plan.Reuse
+		if check != nil {
+			check(m)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	s.mallocs = after.Mallocs - before.Mallocs
+	s.evicted = m.Counters().EvictedRecords
+	if err := m.Check(); err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+func quantile(d []time.Duration, q float64) time.Duration {
+	slices.Sort(d)
+	return d[int(q*float64(len(d)-1))]
+}
+
+func sum(d []time.Duration) (t time.Duration) {
+	for _, x := range d {
+		t += x
+	}
+	return
+}
+
+// BenchmarkTrace replays the conversation trace.
+func BenchmarkTrace(b *testing.B) {
+	for _, c := range []struct{ page, pages, requests int }{
+		{128, 24000, 4000}, {32, 96000, 4000}, {16, 192000, 4000}, {128, 100000, 1 << 30},
+	} {
+		b.Run(fmt.Sprintf("page=%d/pages=%d", c.page, c.pages), func(b *testing.B) {
+			reqs := trace(b)
+			reqs = reqs[:min(len(reqs), c.requests)]
+			for b.Loop() {
+				s := replay(b, reqs, Config{PageTokens: c.page, BasePages: c.pages, MaxRecords: 1 << 20}, nil)
+				n := float64(len(reqs))
+				us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+				b.ReportMetric(us(sum(s.whole))/n, "mean-µs")
+				b.ReportMetric(us(quantile(s.copy, 0.5)), "copy-µs")
+				b.ReportMetric(float64(sum(s.whole))/float64(sum(s.copy)), "x-copy")
+				b.ReportMetric(float64(quantile(s.whole, 0.5))/float64(quantile(s.copy, 0.5)), "x-copy-p50")
+				b.ReportMetric(float64(s.reused)/float64(s.prompt), "hit-rate")
+				b.ReportMetric(us(quantile(s.acquire, 0.5)), "acquire-µs")
+				b.ReportMetric(us(quantile(s.publish, 0.5)), "publish-µs")
+				b.ReportMetric(us(quantile(s.grow, 0.5)), "grow-µs")
+				b.ReportMetric(us(quantile(s.decode, 0.5)), "decode-µs")
+				b.ReportMetric(us(quantile(s.release, 0.5)), "release-µs")
+				b.ReportMetric(us(quantile(s.whole, 0.5)), "p50-µs")
+				b.ReportMetric(us(quantile(s.whole, 0.999)), "p99.9-µs")
+				b.ReportMetric(float64(s.mallocs)/n, "mallocs/req")
+			}
+		})
+	}
+}
+
+// BenchmarkCold is a request that shares nothing, on a full cache: everything it
+// takes must be evicted first.
+func BenchmarkCold(b *testing.B) {
+	for _, page := range []int{128, 32, 16} {
+		b.Run(fmt.Sprintf("page=%d", page), func(b *testing.B) {
+			m, err := New(Config{PageTokens: page, BasePages: 3072000 / page, MaxRecords: 1 << 20})
+			if err != nil {
+				b.Fatal(err)
+			}
+			prompt := make([]int32, 7168)
+			next := int32(0)
+			for b.Loop() {
+				for i := range prompt {
+					prompt[i] = next + int32(i)
+				}
+				next++
+				a, err := m.Acquire(&AcquireRequest{Tokens: prompt})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := m.Publish(a.Lease, len(prompt)); err != nil {
+					b.Fatal(err)
+				}
+				if err := m.Release(a.Lease); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
