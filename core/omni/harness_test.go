@@ -73,6 +73,7 @@ func newRig(t testing.TB, cfg Config) *rig {
 		t.Fatal(err)
 	}
 	r.c = c
+	r.w.onWait = func(Queue) bool { return r.commitOne() } // whoever waits, waits for the committer
 	t.Cleanup(func() {
 		if c.fatal == nil {
 			r.check()
