@@ -22,25 +22,85 @@ func (m *Manager) Acquire(req *AcquireRequest) (AcquireResult, error) {
 	if err := m.checkRequest(req); err != nil {
 		return AcquireResult{}, err
 	}
+	i, f := m.prepare(req)
+	if !m.fits(&f, m.leases[i].draft) {
+		m.counters.Infeasible++
+		return AcquireResult{InsufficientCapacity, 0, f.plan}, nil
+	}
+	m.open(i, req, &f)
+	m.evictFor(f.plan.Demand, f.record)
+	m.touchFound(&f)
+	m.fill(i, req, &f)
+	return AcquireResult{Acquired, m.leaseID(i), f.plan}, nil
+}
+
+// AcquireBatch is Acquire of several requests, all of them or none (D-13): every
+// plan is made and pinned first, so that no request of the batch costs another
+// one its hit, and only when all demands fit together is anything evicted. On
+// false nothing has changed, no record was evicted, and out holds the plans.
+// Nothing that this batch computes is visible to it (C-87).
+func (m *Manager) AcquireBatch(reqs []AcquireRequest, out []AcquireResult) (bool, error) {
+	if len(out) != len(reqs) {
+		return false, status.New(status.InvalidArgument, "out has %d entries, want one for each of %d requests", len(out), len(reqs))
+	}
+	for i := range reqs {
+		if err := m.checkRequest(&reqs[i]); err != nil {
+			return false, err
+		}
+	}
+	m.batch = m.batch[:0]
+	var total Demand
+	for i := range reqs {
+		lease, f := m.prepare(&reqs[i])
+		m.open(lease, &reqs[i], &f)
+		m.batch = append(m.batch, f)
+		out[i] = AcquireResult{Acquired, m.leaseID(lease), f.plan}
+		for pool, n := range f.plan.Demand {
+			total[pool] += n
+		}
+	}
+	// What the plans bind is pinned, that is active, by now.
+	if !m.base.canHold(0, total[BasePages]) || !m.draft.canHold(0, total[DraftPages]) {
+		for i := range out { // none of these leases can be stale
+			_ = m.Release(out[i].Lease)
+			out[i].Status, out[i].Lease = InsufficientCapacity, 0
+			m.counters.Infeasible++
+		}
+		clear(m.batch) // it points into the caller's arrays
+		return false, nil
+	}
+	for i := range m.batch { // the victims come before every record that was hit
+		m.touchFound(&m.batch[i])
+	}
+	m.evictFor(total, -1)
+	for i := range m.batch {
+		m.fill(int32(out[i].Lease&0xFFFFFFFF)-1, &reqs[i], &m.batch[i])
+	}
+	clear(m.batch)
+	return true, nil
+}
+
+// prepare plans a request into a lease slot that is not in use yet: its shared
+// cells and draft pages are listed, nothing is counted.
+func (m *Manager) prepare(req *AcquireRequest) (int32, found) {
 	i := m.openLease()
 	l := &m.leases[i]
 	l.cells, l.segs, l.draft, l.early = l.cells[:0], l.segs[:0], l.draft[:0], l.early[:0]
 	f := m.plan(req, &l.cells)
-	pl := &f.plan
 	m.counters.Acquires++
-	keep := f.bound.at
-	l.cells = l.cells[:keep]
-	if pl.BoundDraft > 0 {
-		for range pl.BoundDraft {
+	l.cells = l.cells[:f.bound.at]
+	if n := f.plan.BoundDraft; n > 0 {
+		for range n {
 			l.draft = append(l.draft, -1)
 		}
-		m.fillDraft(&m.records[f.draft], int32(pl.BoundDraft), l.draft)
+		m.fillDraft(&m.records[f.draft], int32(n), l.draft)
 	}
-	if !m.fits(&f, l.draft) {
-		m.counters.Infeasible++
-		return AcquireResult{InsufficientCapacity, 0, f.plan}, nil
-	}
+	return i, f
+}
 
+// open makes the lease live and pins what the plan binds.
+func (m *Manager) open(i int32, req *AcquireRequest, f *found) {
+	l := &m.leases[i]
 	l.mode, l.attention, l.live = req.Mode, !req.NoAttention, true
 	l.realm = f.realm
 	if l.realm < 0 {
@@ -52,20 +112,26 @@ func (m *Manager) Acquire(req *AcquireRequest) (AcquireResult, error) {
 	m.realms[l.realm].leases++
 	m.leaseFree = m.leaseFree[:len(m.leaseFree)-1]
 	m.liveLeases++
+	m.pinFound(l, f)
+}
 
-	m.pinFound(l, &f)
-	m.evictFor(pl.Demand, f.record)
+// touchFound makes the record of a hit most recent, if it is still there.
+func (m *Manager) touchFound(f *found) {
+	if f.record >= 0 && m.records[f.record].live && m.records[f.record].id == uint64(f.plan.Record) {
+		m.order.Touch(f.record) // C-53, and our improvement of it
+	}
+}
+
+// fill takes the private pages, for which there is room now, and writes the rest
+// of the prompt into them, so that a publication needs no tokens from the caller.
+func (m *Manager) fill(i int32, req *AcquireRequest, f *found) {
+	l, pl := &m.leases[i], &f.plan
+	keep := f.bound.at
 	pages := (f.n + m.cfg.PageTokens - 1) / m.cfg.PageTokens
 	m.takeCells(l, pages-int(keep))
 	if n := pl.Demand[DraftPages]; n > 0 {
 		l.draft = m.draft.take(n, l.draft)
 	}
-	if f.record >= 0 && m.records[f.record].live && m.records[f.record].id == uint64(pl.Record) {
-		m.order.Touch(f.record) // C-53, and our improvement of it
-	}
-
-	// The rest of the prompt goes into the private cells now, so that a
-	// publication needs no tokens from the caller.
 	at := int(keep) * m.content.width
 	var media []Hash128
 	if f.src.media != nil {
@@ -81,7 +147,6 @@ func (m *Manager) Acquire(req *AcquireRequest) (AcquireResult, error) {
 	l.dependency = int32(pl.Dependency)
 	l.cursor, l.miss = f.match, f.src.miss
 	m.counters.ReasonCount[pl.Reason]++
-	return AcquireResult{Acquired, m.leaseID(i), *pl}, nil
 }
 
 // fits judges a plan in every pool, in time that grows with the nodes of the

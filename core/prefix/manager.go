@@ -42,6 +42,7 @@ type Manager struct {
 	liveLeases int
 
 	scratch  []int32
+	batch    []found // plans of AcquireBatch, between pinning and filling
 	counters Counters
 }
 
