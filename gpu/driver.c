@@ -8,59 +8,59 @@ extern const char *cutramp_reason(void);
 #define STREAM(s) ((CUstream)(s))
 
 static unsigned long long verdict(int why, CUresult code, int index) {
-  return (unsigned long long)(unsigned int)code | (unsigned long long)why << 32 | (unsigned long long)index << 40;
+    return (unsigned long long)(unsigned int)code | (unsigned long long)why << 32 | (unsigned long long)index << 40;
 }
 
 /* The implicit streams have no context of their own: they mean the current one. */
 static int implicit(uintptr_t stream) { return stream <= (uintptr_t)CU_STREAM_PER_THREAD; }
 
 static unsigned long long admit_address(int ordinal, uintptr_t address, int index) {
-  /* The plural call answers 0 for an address the driver does not know, where the
-   * singular one fails. */
-  unsigned int type = 0;
-  int where = -1;
-  CUpointer_attribute attributes[2] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
-  void *data[2] = {&type, &where};
-  CUresult r = cuPointerGetAttributes(2, attributes, data, (CUdeviceptr)address);
-  if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, index);
-  if (type != CU_MEMORYTYPE_DEVICE) return verdict(GPU_NOT_DEVICE_MEMORY, CUDA_SUCCESS, index);
-  if (where != ordinal) return verdict(GPU_FOREIGN_DEVICE, CUDA_SUCCESS, index);
-  return 0;
+    /* The plural call answers 0 for an address the driver does not know, where the
+     * singular one fails. */
+    unsigned int type = 0;
+    int where = -1;
+    CUpointer_attribute attributes[2] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+    void *data[2] = {&type, &where};
+    CUresult r = cuPointerGetAttributes(2, attributes, data, (CUdeviceptr)address);
+    if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, index);
+    if (type != CU_MEMORYTYPE_DEVICE) return verdict(GPU_NOT_DEVICE_MEMORY, CUDA_SUCCESS, index);
+    if (where != ordinal) return verdict(GPU_FOREIGN_DEVICE, CUDA_SUCCESS, index);
+    return 0;
 }
 
 unsigned long long gpu_admit_thread(uintptr_t ctx) {
-  CUcontext own = (CUcontext)ctx, current = NULL;
-  CUresult r = cuCtxGetCurrent(&current);
-  if (r == CUDA_SUCCESS && current == NULL) {
-    /* A thread that never used CUDA: the runtime API would do the same. */
-    r = cuCtxSetCurrent(own);
-    current = own;
-  }
-  if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, 0);
-  return current == own ? 0 : verdict(GPU_FOREIGN_THREAD, CUDA_SUCCESS, 0);
+    CUcontext own = (CUcontext)ctx, current = NULL;
+    CUresult r = cuCtxGetCurrent(&current);
+    if (r == CUDA_SUCCESS && current == NULL) {
+        /* A thread that never used CUDA: the runtime API would do the same. */
+        r = cuCtxSetCurrent(own);
+        current = own;
+    }
+    if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, 0);
+    return current == own ? 0 : verdict(GPU_FOREIGN_THREAD, CUDA_SUCCESS, 0);
 }
 
 unsigned long long gpu_admit(uintptr_t ctx, int ordinal, uintptr_t stream, uintptr_t a, uintptr_t b) {
-  CUcontext own = (CUcontext)ctx;
-  unsigned long long v = gpu_admit_thread(ctx);
-  if (v) return v;
-  CUresult r;
-  if (!implicit(stream)) {
-    CUcontext of = NULL;
-    r = cuStreamGetCtx(STREAM(stream), &of);
+    CUcontext own = (CUcontext)ctx;
+    unsigned long long v = gpu_admit_thread(ctx);
+    if (v) return v;
+    CUresult r;
+    if (!implicit(stream)) {
+        CUcontext of = NULL;
+        r = cuStreamGetCtx(STREAM(stream), &of);
+        if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, 0);
+        if (of != own) return verdict(GPU_FOREIGN_STREAM, CUDA_SUCCESS, 0);
+    }
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    r = cuStreamIsCapturing(STREAM(stream), &capture);
+    /* Asking about the legacy stream fails while another stream is captured in
+     * global mode: any work on it would break that capture. */
+    if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return verdict(GPU_CAPTURING, r, 0);
     if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, 0);
-    if (of != own) return verdict(GPU_FOREIGN_STREAM, CUDA_SUCCESS, 0);
-  }
-  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-  r = cuStreamIsCapturing(STREAM(stream), &capture);
-  /* Asking about the legacy stream fails while another stream is captured in
-   * global mode: any work on it would break that capture. */
-  if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return verdict(GPU_CAPTURING, r, 0);
-  if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, 0);
-  if (capture != CU_STREAM_CAPTURE_STATUS_NONE) return verdict(GPU_CAPTURING, CUDA_SUCCESS, 0);
-  if (a) v = admit_address(ordinal, a, 0);
-  if (!v && b) v = admit_address(ordinal, b, 1);
-  return v;
+    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) return verdict(GPU_CAPTURING, CUDA_SUCCESS, 0);
+    if (a) v = admit_address(ordinal, a, 0);
+    if (!v && b) v = admit_address(ordinal, b, 1);
+    return v;
 }
 
 int gpu_init(void) { return cutramp_init(); }
@@ -70,42 +70,45 @@ const char *gpu_driver_reason(void) { return cutramp_reason(); }
 /* Both texts live as long as the process. The names that matter without a driver
  * are here, since then nobody else can give them. */
 const char *gpu_error_name(int code) {
-  const char *text = NULL;
-  if (cuGetErrorName((CUresult)code, &text) == CUDA_SUCCESS && text) return text;
-  switch (code) {
-    case CUDA_ERROR_SHARED_OBJECT_INIT_FAILED: return "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED";
-    case CUDA_ERROR_NOT_FOUND: return "CUDA_ERROR_NOT_FOUND";
-    default: return "CUDA_ERROR_UNKNOWN";
-  }
+    const char *text = NULL;
+    if (cuGetErrorName((CUresult)code, &text) == CUDA_SUCCESS && text) return text;
+    switch (code) {
+        case CUDA_ERROR_SHARED_OBJECT_INIT_FAILED:
+            return "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED";
+        case CUDA_ERROR_NOT_FOUND:
+            return "CUDA_ERROR_NOT_FOUND";
+        default:
+            return "CUDA_ERROR_UNKNOWN";
+    }
 }
 
 const char *gpu_error_reason(int code) {
-  const char *text = NULL;
-  if (cuGetErrorString((CUresult)code, &text) == CUDA_SUCCESS && text) return text;
-  return "";
+    const char *text = NULL;
+    if (cuGetErrorString((CUresult)code, &text) == CUDA_SUCCESS && text) return text;
+    return "";
 }
 
 int gpu_stream_context(uintptr_t stream, uintptr_t *ctx) {
-  CUcontext of = NULL;
-  CUresult r = implicit(stream) ? cuCtxGetCurrent(&of) : cuStreamGetCtx(STREAM(stream), &of);
-  *ctx = (uintptr_t)of;
-  return r;
+    CUcontext of = NULL;
+    CUresult r = implicit(stream) ? cuCtxGetCurrent(&of) : cuStreamGetCtx(STREAM(stream), &of);
+    *ctx = (uintptr_t)of;
+    return r;
 }
 
 int gpu_stream_capturing(uintptr_t stream, int *status) {
-  CUstreamCaptureStatus s = CU_STREAM_CAPTURE_STATUS_NONE;
-  CUresult r = cuStreamIsCapturing(STREAM(stream), &s);
-  *status = s != CU_STREAM_CAPTURE_STATUS_NONE || r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  return r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ? CUDA_SUCCESS : r;
+    CUstreamCaptureStatus s = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult r = cuStreamIsCapturing(STREAM(stream), &s);
+    *status = s != CU_STREAM_CAPTURE_STATUS_NONE || r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    return r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ? CUDA_SUCCESS : r;
 }
 
 /* A driver too old for capture modes is too old to capture: failure is ignored. */
-#define RELAXED(call)                                             \
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;      \
-  CUresult swapped = cuThreadExchangeStreamCaptureMode(&mode);    \
-  CUresult r = call;                                              \
-  if (swapped == CUDA_SUCCESS) cuThreadExchangeStreamCaptureMode(&mode); \
-  return r;
+#define RELAXED(call)                                                      \
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;             \
+    CUresult swapped = cuThreadExchangeStreamCaptureMode(&mode);           \
+    CUresult r = call;                                                     \
+    if (swapped == CUDA_SUCCESS) cuThreadExchangeStreamCaptureMode(&mode); \
+    return r;
 
 int gpu_stream_query(uintptr_t stream) { RELAXED(cuStreamQuery(STREAM(stream))) }
 int gpu_stream_wait(uintptr_t stream) { RELAXED(cuStreamSynchronize(STREAM(stream))) }
@@ -113,8 +116,8 @@ int gpu_event_query(uintptr_t event) { RELAXED(cuEventQuery((CUevent)event)) }
 int gpu_event_wait(uintptr_t event) { RELAXED(cuEventSynchronize((CUevent)event)) }
 
 int gpu_relax_capture(void) {
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  return cuThreadExchangeStreamCaptureMode(&mode);
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    return cuThreadExchangeStreamCaptureMode(&mode);
 }
 
 /* Portable: the memory counts as pinned in every context of the process. */
@@ -125,68 +128,68 @@ int gpu_host_unregister(void *p) { return cuMemHostUnregister(p); }
 /* A pool of our own: the default pool belongs to the application, and with its
  * release threshold of 0 every synchronisation would give the memory back. */
 int gpu_pool_create(int ordinal, uintptr_t *pool) {
-  CUmemPoolProps props = {0};
-  props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-  props.handleTypes = CU_MEM_HANDLE_TYPE_NONE;
-  props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  props.location.id = ordinal;
-  CUmemoryPool made = NULL;
-  CUresult r = cuMemPoolCreate(&made, &props);
-  if (r != CUDA_SUCCESS) return r;
-  uint64_t keep = UINT64_MAX;
-  r = cuMemPoolSetAttribute(made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
-  if (r != CUDA_SUCCESS) {
-    cuMemPoolDestroy(made);
-    return r;
-  }
-  *pool = (uintptr_t)made;
-  return CUDA_SUCCESS;
+    CUmemPoolProps props = {0};
+    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.handleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    props.location.id = ordinal;
+    CUmemoryPool made = NULL;
+    CUresult r = cuMemPoolCreate(&made, &props);
+    if (r != CUDA_SUCCESS) return r;
+    uint64_t keep = UINT64_MAX;
+    r = cuMemPoolSetAttribute(made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
+    if (r != CUDA_SUCCESS) {
+        cuMemPoolDestroy(made);
+        return r;
+    }
+    *pool = (uintptr_t)made;
+    return CUDA_SUCCESS;
 }
 
 int gpu_pool_destroy(uintptr_t pool) { return cuMemPoolDestroy((CUmemoryPool)pool); }
 
 int gpu_pool_alloc(uintptr_t pool, uintptr_t stream, size_t bytes, uintptr_t *address) {
-  CUdeviceptr p = 0;
-  CUresult r = cuMemAllocFromPoolAsync(&p, bytes, (CUmemoryPool)pool, STREAM(stream));
-  *address = (uintptr_t)p;
-  return r;
+    CUdeviceptr p = 0;
+    CUresult r = cuMemAllocFromPoolAsync(&p, bytes, (CUmemoryPool)pool, STREAM(stream));
+    *address = (uintptr_t)p;
+    return r;
 }
 
 int gpu_free_async(uintptr_t stream, uintptr_t address) { return cuMemFreeAsync((CUdeviceptr)address, STREAM(stream)); }
 
-int gpu_copy_rows(uintptr_t stream, void *dst_host, uintptr_t dst, size_t dst_pitch, const void *src_host, uintptr_t src,
-                  size_t src_pitch, size_t width, size_t height) {
-  CUDA_MEMCPY2D c = {0};
-  c.dstMemoryType = dst_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-  c.dstHost = dst_host;
-  c.dstDevice = (CUdeviceptr)dst;
-  c.dstPitch = dst_pitch;
-  c.srcMemoryType = src_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-  c.srcHost = src_host;
-  c.srcDevice = (CUdeviceptr)src;
-  c.srcPitch = src_pitch;
-  c.WidthInBytes = width;
-  c.Height = height;
-  return cuMemcpy2DAsync(&c, STREAM(stream));
+int gpu_copy_rows(uintptr_t stream, void *dst_host, uintptr_t dst, size_t dst_pitch, const void *src_host,
+                  uintptr_t src, size_t src_pitch, size_t width, size_t height) {
+    CUDA_MEMCPY2D c = {0};
+    c.dstMemoryType = dst_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    c.dstHost = dst_host;
+    c.dstDevice = (CUdeviceptr)dst;
+    c.dstPitch = dst_pitch;
+    c.srcMemoryType = src_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    c.srcHost = src_host;
+    c.srcDevice = (CUdeviceptr)src;
+    c.srcPitch = src_pitch;
+    c.WidthInBytes = width;
+    c.Height = height;
+    return cuMemcpy2DAsync(&c, STREAM(stream));
 }
 
 int gpu_pointer_info(uintptr_t address, gpu_pointer *out) {
-  unsigned int managed = 0; /* a boolean; the driver writes one to four bytes */
-  CUdeviceptr base = 0;
-  CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-                                      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-                                      CU_POINTER_ATTRIBUTE_RANGE_SIZE};
-  out->type = 0;
-  out->ordinal = -1;
-  out->bytes = 0;
-  void *data[] = {&out->type, &managed, &out->ordinal, &base, &out->bytes};
-  CUresult r = cuPointerGetAttributes(5, attributes, data, (CUdeviceptr)address);
-  out->managed = managed != 0;
-  out->base = (uintptr_t)base;
-  if (r == CUDA_SUCCESS && out->type == 0) {
+    unsigned int managed = 0; /* a boolean; the driver writes one to four bytes */
+    CUdeviceptr base = 0;
+    CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                                        CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+    out->type = 0;
     out->ordinal = -1;
-    out->base = 0;
     out->bytes = 0;
-  }
-  return r;
+    void *data[] = {&out->type, &managed, &out->ordinal, &base, &out->bytes};
+    CUresult r = cuPointerGetAttributes(5, attributes, data, (CUdeviceptr)address);
+    out->managed = managed != 0;
+    out->base = (uintptr_t)base;
+    if (r == CUDA_SUCCESS && out->type == 0) {
+        out->ordinal = -1;
+        out->base = 0;
+        out->bytes = 0;
+    }
+    return r;
 }

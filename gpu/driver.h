@@ -12,13 +12,13 @@
 /* Why gpu_admit refused. The CUresult of the call that failed is in the low 32
  * bits of the verdict, one of these in the next 8, the address' index above. */
 enum {
-  GPU_ADMITTED = 0,
-  GPU_DRIVER_FAILED,     /* the check itself failed: CUresult says how */
-  GPU_FOREIGN_THREAD,    /* another context is current on this thread */
-  GPU_FOREIGN_STREAM,    /* the stream belongs to another context */
-  GPU_CAPTURING,         /* the stream is being captured into a graph */
-  GPU_NOT_DEVICE_MEMORY, /* address 0 or 1 is not device memory */
-  GPU_FOREIGN_DEVICE     /* address 0 or 1 is memory of another device */
+    GPU_ADMITTED = 0,
+    GPU_DRIVER_FAILED,     /* the check itself failed: CUresult says how */
+    GPU_FOREIGN_THREAD,    /* another context is current on this thread */
+    GPU_FOREIGN_STREAM,    /* the stream belongs to another context */
+    GPU_CAPTURING,         /* the stream is being captured into a graph */
+    GPU_NOT_DEVICE_MEMORY, /* address 0 or 1 is not device memory */
+    GPU_FOREIGN_DEVICE     /* address 0 or 1 is memory of another device */
 };
 
 /* Checks one enqueue: this thread's context is ctx (an unset one is set), stream
@@ -58,15 +58,15 @@ int gpu_pool_alloc(uintptr_t pool, uintptr_t stream, size_t bytes, uintptr_t *ad
 int gpu_free_async(uintptr_t stream, uintptr_t address);
 
 /* dst_host and src_host null: the device address is used. */
-int gpu_copy_rows(uintptr_t stream, void *dst_host, uintptr_t dst, size_t dst_pitch, const void *src_host, uintptr_t src,
-                  size_t src_pitch, size_t width, size_t height);
+int gpu_copy_rows(uintptr_t stream, void *dst_host, uintptr_t dst, size_t dst_pitch, const void *src_host,
+                  uintptr_t src, size_t src_pitch, size_t width, size_t height);
 
 typedef struct gpu_pointer {
-  unsigned int type; /* CUmemorytype, 0 when unknown */
-  int managed;
-  int ordinal;
-  uintptr_t base;
-  size_t bytes;
+    unsigned int type; /* CUmemorytype, 0 when unknown */
+    int managed;
+    int ordinal;
+    uintptr_t base;
+    size_t bytes;
 } gpu_pointer;
 int gpu_pointer_info(uintptr_t address, gpu_pointer *out);
 

@@ -27,8 +27,8 @@ type pipeline struct {
 	static        gpu.Addr
 	slots         []slot
 
-	noFreeze, noOrder, noAwait, noRecycle bool
-	wrong                                 int
+	noFreeze, noOrder, noAwait bool
+	wrong                      int
 }
 
 type slot struct {
@@ -122,21 +122,19 @@ func seeds() uint64 {
 }
 
 func TestPipeline_ManySeeds(t *testing.T) {
-	for seed := range seeds() {
-		t.Run("", func(t *testing.T) {
-			p := newPipeline(t, seed, 1+int(seed%4))
-			for step := range uint32(20) {
-				p.save(t, step+1)
-			}
-			p.finish(t)
-			if p.wrong != 0 {
-				t.Errorf("seed %d: %d steps with wrong rows", seed, p.wrong)
-			}
-			if n := simcuda.Pageable() + simcuda.ImplicitWaits(); n != 0 {
-				t.Errorf("%d calls that stall a real host", n)
-			}
-		})
-	}
+	eachSeed(t, seeds(), func(t testing.TB, seed uint64) {
+		p := newPipeline(t, seed, 1+int(seed%4))
+		for step := range uint32(20) {
+			p.save(t, step+1)
+		}
+		p.finish(t)
+		if p.wrong != 0 {
+			t.Errorf("%d steps with wrong rows", p.wrong)
+		}
+		if n := simcuda.Pageable() + simcuda.ImplicitWaits(); n != 0 {
+			t.Errorf("%d calls that stall a real host", n)
+		}
+	})
 }
 
 // Each guard is needed: without it the simulator reports, whatever runs when.
@@ -146,18 +144,18 @@ func TestPipeline_EachGuardIsNeeded(t *testing.T) {
 		"R-1 event before another stream":    func(p *pipeline) { p.noOrder = true },
 		"R-14 wait before staging is read":   func(p *pipeline) { p.noAwait = true },
 	} {
-		for seed := range uint64(20) {
-			t.Run(name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
+			eachSeed(t, 20, func(t testing.TB, seed uint64) {
 				p := newPipeline(t, seed, 2)
 				off(p)
 				for step := range uint32(6) {
 					p.save(t, step+1)
 				}
 				if r := faults(); r == "" {
-					t.Errorf("seed %d: nothing was reported", seed)
+					t.Error("nothing was reported")
 				}
 			})
-		}
+		})
 	}
 }
 
@@ -206,9 +204,10 @@ func roundTrip(d *gpu.CUDA) (err error) {
 		return err
 	}
 	defer func() {
-		drained := d.Drain(s) // pinned memory may go only after its copies
-		if drained != nil {
-			drained = d.Drain(s)
+		// Pinned memory may go only after its copies. The one failure of the test
+		// may hit the first Drain.
+		if d.Drain(s) != nil {
+			_ = d.Drain(s)
 		}
 		if free := d.FreeHost(host); err == nil {
 			err = free
@@ -426,8 +425,8 @@ func TestParker_DeadlineAndWake(t *testing.T) {
 	if took := gpu.Now() - start; took < int64(20*time.Millisecond) {
 		t.Errorf("returned %d ns before the deadline", int64(20*time.Millisecond)-took)
 	}
-	if p.Wait(&mu, 0) && p.Wait(&mu, 0) && p.Wait(&mu, 0) {
-		t.Error("a deadline in the past waits")
+	if late := gpu.Now(); p.Wait(&mu, late-1) {
+		t.Error("a deadline in the past was not noticed")
 	}
 	flag := false
 	var wg sync.WaitGroup

@@ -151,19 +151,17 @@ func TestSimulator_ReportsLeaks(t *testing.T) {
 
 // The legacy stream orders itself with blocking streams and not with others.
 func TestSimulator_LegacyStreamSemantics(t *testing.T) {
-	for seed := range uint64(50) {
-		t.Run("", func(t *testing.T) {
-			f := newFixture(t, seed)
-			simcuda.Launch(t, uintptr(f.s), uintptr(f.a), 64, 100) // f.s is a blocking stream
-			ok(t, f.d.CopyToHost(gpu.LegacyStream, ptr(f.host), f.a, 256))
-			ok(t, f.d.Fill(f.s, f.a, 0, 256))
-			ok(t, f.d.Drain(gpu.LegacyStream))
-			if got := binary.LittleEndian.Uint32(f.host[8:]); got != 102 {
-				t.Fatalf("seed %d: word is %d, expected 102", seed, got)
-			}
-			f.close(t)
-		})
-	}
+	eachSeed(t, 50, func(t testing.TB, seed uint64) {
+		f := newFixture(t, seed)
+		simcuda.Launch(t, uintptr(f.s), uintptr(f.a), 64, 100) // f.s is a blocking stream
+		ok(t, f.d.CopyToHost(gpu.LegacyStream, ptr(f.host), f.a, 256))
+		ok(t, f.d.Fill(f.s, f.a, 0, 256))
+		ok(t, f.d.Drain(gpu.LegacyStream))
+		if got := binary.LittleEndian.Uint32(f.host[8:]); got != 102 {
+			t.Errorf("word is %d, expected 102", got)
+		}
+		f.close(t)
+	})
 }
 
 // With the same seed, the same calls run in the same order.

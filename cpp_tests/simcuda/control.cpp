@@ -131,7 +131,8 @@ int simcuda_leaks(char* text, size_t size) {
     std::lock_guard<std::mutex> lock(m.mutex);
     std::vector<std::string> lines;
     for (auto& s : m.streams)
-        if (!s->destroyed && !s->implicit) lines.push_back(line("stream %lu (%lu operations queued)", s->index, s->queue.size()));
+        if (!s->destroyed && !s->implicit)
+            lines.push_back(line("stream %lu (%lu operations queued)", s->index, s->queue.size()));
     for (size_t i = 0; i < m.events.size(); i++)
         if (!m.events[i]->destroyed) lines.push_back(line("event %lu of %lu", i, m.events.size()));
     for (auto& p : m.pools)
@@ -158,10 +159,10 @@ uint64_t simcuda_calls(const char* name) {
     return n;
 }
 
-#define GAUGE(function, field) \
-    uint64_t function(void) { \
+#define GAUGE(function, field)                           \
+    uint64_t function(void) {                            \
         std::lock_guard<std::mutex> lock(model().mutex); \
-        return model().field; \
+        return model().field;                            \
     }
 GAUGE(simcuda_nanoseconds, nanoseconds)
 GAUGE(simcuda_ran, ran)

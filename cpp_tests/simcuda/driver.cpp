@@ -81,12 +81,14 @@ struct Call {
         if (!s) return nullptr;
         if (s->capture != CU_STREAM_CAPTURE_STATUS_NONE) {
             m.fault("%s on stream %zu, which is being captured", name, s->index);
-            verdict = s->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+            verdict =
+                s->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
             return nullptr;
         }
         if (s == s->context->legacy)
             for (auto& other : m.streams)
-                if (other->context == s->context && other->blocking && other->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
+                if (other->context == s->context && other->blocking &&
+                    other->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
                     other->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
                     m.fault("%s on the legacy stream spoiled the capture of stream %zu", name, other->index);
                     verdict = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -108,7 +110,10 @@ struct Call {
 
     CUresult queue(const Op& op) {
         m.enqueue(op);
-        int more = m.policy == SIMCUDA_EAGER ? 1 << 30 : m.policy == SIMCUDA_LATE ? 0 : m.random() % 4 ? 0 : m.random() % 4;
+        int more = m.policy == SIMCUDA_EAGER  ? 1 << 30
+                   : m.policy == SIMCUDA_LATE ? 0
+                   : m.random() % 4           ? 0
+                                              : m.random() % 4;
         while (more-- > 0 && m.run_one(lock)) {
         }
         return CUDA_SUCCESS;
@@ -121,15 +126,15 @@ struct Call {
     }
 };
 
-#define BEGIN(kind) \
-    Call call(__func__, kind); \
+#define BEGIN(kind)                                        \
+    Call call(__func__, kind);                             \
     if (call.verdict != CUDA_SUCCESS) return call.verdict; \
-    Model& m = call.m; \
+    Model& m = call.m;                                     \
     (void)m;
-#define BEGIN_ANYWHERE(kind) \
-    Call call(__func__, kind, false); \
+#define BEGIN_ANYWHERE(kind)                               \
+    Call call(__func__, kind, false);                      \
     if (call.verdict != CUDA_SUCCESS) return call.verdict; \
-    Model& m = call.m; \
+    Model& m = call.m;                                     \
     (void)m;
 
 Range bytes(uint64_t base, size_t n) { return {base, n, n, n ? size_t{1} : 0}; }
@@ -141,14 +146,16 @@ bool inside(Call& call, const Range& r, bool device, Where* where) {
     if (device != (*where == Where::kDevice)) {
         // A pinned address is a valid device address to the real driver; to the
         // library it is the wrong kind, so it is reported.
-        if (device && *where == Where::kPinned) m.fault("%s: %#lx is host memory used as device memory", call.name, r.base);
+        if (device && *where == Where::kPinned)
+            m.fault("%s: %#lx is host memory used as device memory", call.name, r.base);
         call.verdict = CUDA_ERROR_INVALID_VALUE;
         return false;
     }
     if (*where == Where::kPageable) return true;
     Block* b = m.find(r.base, false);
     if (!b || b->freed || r.end() > b->base + b->bytes) {
-        m.fault("%s: [%#lx, %#lx) is %s", call.name, r.base, r.end(), b && b->freed ? "freed memory" : "outside its allocation");
+        m.fault("%s: [%#lx, %#lx) is %s", call.name, r.base, r.end(),
+                b && b->freed ? "freed memory" : "outside its allocation");
         call.verdict = CUDA_ERROR_INVALID_VALUE;
         return false;
     }
@@ -209,7 +216,8 @@ CUresult fill(Call& call, CUstream stream, CUdeviceptr dst, size_t n, uint8_t va
 
 void drop_overlapping(Model& m, uint64_t base, size_t n) {
     for (auto it = m.blocks.begin(); it != m.blocks.end();)
-        it = it->first < base + n && base < it->first + it->second->bytes && it->second->freed ? m.blocks.erase(it) : std::next(it);
+        it = it->first < base + n && base < it->first + it->second->bytes && it->second->freed ? m.blocks.erase(it)
+                                                                                               : std::next(it);
 }
 
 void add_host(Model& m, uint64_t base, size_t n, bool registered) {
@@ -243,22 +251,35 @@ EXPORT CUresult cuDriverGetVersion(int* version) {
 }
 
 EXPORT CUresult cuGetErrorName(CUresult error, const char** text) {
-    switch (error) {
 #define NAME(x) \
-    case x: \
-        *text = #x; \
-        return CUDA_SUCCESS;
-        NAME(CUDA_SUCCESS) NAME(CUDA_ERROR_INVALID_VALUE) NAME(CUDA_ERROR_OUT_OF_MEMORY) NAME(CUDA_ERROR_NOT_INITIALIZED)
-        NAME(CUDA_ERROR_NO_DEVICE) NAME(CUDA_ERROR_INVALID_DEVICE) NAME(CUDA_ERROR_INVALID_CONTEXT)
-        NAME(CUDA_ERROR_INVALID_HANDLE) NAME(CUDA_ERROR_NOT_FOUND) NAME(CUDA_ERROR_NOT_READY)
-        NAME(CUDA_ERROR_ILLEGAL_ADDRESS) NAME(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-        NAME(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) NAME(CUDA_ERROR_LAUNCH_FAILED) NAME(CUDA_ERROR_NOT_SUPPORTED)
-        NAME(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) NAME(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
-        NAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) NAME(CUDA_ERROR_CAPTURED_EVENT)
-        NAME(CUDA_ERROR_CONTEXT_IS_DESTROYED) NAME(CUDA_ERROR_UNKNOWN)
+    { x, #x }
+    static const std::map<CUresult, const char*> names = {
+        NAME(CUDA_SUCCESS),
+        NAME(CUDA_ERROR_INVALID_VALUE),
+        NAME(CUDA_ERROR_OUT_OF_MEMORY),
+        NAME(CUDA_ERROR_NOT_INITIALIZED),
+        NAME(CUDA_ERROR_NO_DEVICE),
+        NAME(CUDA_ERROR_INVALID_DEVICE),
+        NAME(CUDA_ERROR_INVALID_CONTEXT),
+        NAME(CUDA_ERROR_INVALID_HANDLE),
+        NAME(CUDA_ERROR_NOT_FOUND),
+        NAME(CUDA_ERROR_NOT_READY),
+        NAME(CUDA_ERROR_ILLEGAL_ADDRESS),
+        NAME(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED),
+        NAME(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED),
+        NAME(CUDA_ERROR_LAUNCH_FAILED),
+        NAME(CUDA_ERROR_NOT_SUPPORTED),
+        NAME(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        NAME(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+        NAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT),
+        NAME(CUDA_ERROR_CAPTURED_EVENT),
+        NAME(CUDA_ERROR_CONTEXT_IS_DESTROYED),
+        NAME(CUDA_ERROR_UNKNOWN),
+    };
 #undef NAME
-        default: *text = nullptr; return CUDA_ERROR_INVALID_VALUE;
-    }
+    auto it = names.find(error);
+    *text = it == names.end() ? nullptr : it->second;
+    return *text ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuGetErrorString(CUresult error, const char** text) {
@@ -377,7 +398,9 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags,
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuStreamCreate(CUstream* stream, unsigned int flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
+EXPORT CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
+    return cuStreamCreateWithPriority(stream, flags, 0);
+}
 
 EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
     BEGIN(SIMCUDA_FREE)
@@ -542,7 +565,8 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr) {
     BEGIN(SIMCUDA_FREE)
     Block* b = m.find(dptr, false);
     if (!b || b->base != dptr || b->freed || b->where != Where::kDevice) {
-        m.fault("%s: %#llx %s", __func__, dptr, b && b->freed ? "was freed before" : "is not the start of an allocation");
+        m.fault("%s: %#llx %s", __func__, dptr,
+                b && b->freed ? "was freed before" : "is not the start of an allocation");
         return CUDA_ERROR_INVALID_VALUE;
     }
     m.implicit_waits++;
@@ -596,7 +620,8 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) {
     if (!s) return call.verdict;
     Block* b = m.find(dptr, false);
     if (!b || b->base != dptr || b->freed || b->where != Where::kDevice) {
-        m.fault("%s: %#llx %s", __func__, dptr, b && b->freed ? "was freed before" : "is not the start of an allocation");
+        m.fault("%s: %#llx %s", __func__, dptr,
+                b && b->freed ? "was freed before" : "is not the start of an allocation");
         return CUDA_ERROR_INVALID_VALUE;
     }
     Op op = m.begin(s, __func__);
@@ -651,19 +676,30 @@ EXPORT CUresult cuMemHostUnregister(void* p) {
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** data, CUdeviceptr ptr) {
+EXPORT CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** data,
+                                       CUdeviceptr ptr) {
     BEGIN(SIMCUDA_ASK)
     Block* b = m.find(ptr);
     for (unsigned i = 0; i < count; i++) switch (attributes[i]) {
             case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-                *static_cast<unsigned*>(data[i]) =
-                    !b ? 0 : b->where == Where::kDevice ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+                *static_cast<unsigned*>(data[i]) = !b                           ? 0
+                                                   : b->where == Where::kDevice ? CU_MEMORYTYPE_DEVICE
+                                                                                : CU_MEMORYTYPE_HOST;
                 break;
-            case CU_POINTER_ATTRIBUTE_IS_MANAGED: *static_cast<char*>(data[i]) = 0; break;
-            case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *static_cast<int*>(data[i]) = b ? b->device : -2; break;
-            case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *static_cast<CUdeviceptr*>(data[i]) = b ? b->base : 0; break;
-            case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *static_cast<size_t*>(data[i]) = b ? b->bytes : 0; break;
-            default: return CUDA_ERROR_INVALID_VALUE;
+            case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+                *static_cast<char*>(data[i]) = 0;
+                break;
+            case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+                *static_cast<int*>(data[i]) = b ? b->device : -2;
+                break;
+            case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+                *static_cast<CUdeviceptr*>(data[i]) = b ? b->base : 0;
+                break;
+            case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+                *static_cast<size_t*>(data[i]) = b ? b->bytes : 0;
+                break;
+            default:
+                return CUDA_ERROR_INVALID_VALUE;
         }
     return CUDA_SUCCESS;
 }

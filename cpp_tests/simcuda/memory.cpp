@@ -131,9 +131,9 @@ void Model::note(Operation& op, const Range& range, bool write) {
     }
     auto& list = b->accesses;
     // What the host has seen completed comes before everything that is enqueued now.
-    list.erase(std::remove_if(list.begin(), list.end(),
-                              [&](const Access& a) { return a.sequence <= entry(host, a.stream); }),
-               list.end());
+    list.erase(
+        std::remove_if(list.begin(), list.end(), [&](const Access& a) { return a.sequence <= entry(host, a.stream); }),
+        list.end());
     for (const Access& a : list) {
         bool before = a.sequence <= entry(op.clock, a.stream);
         if (before || (!write && !a.write) || a.operation == op.id || !a.range.overlaps(range)) continue;

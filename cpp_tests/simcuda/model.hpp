@@ -65,7 +65,7 @@ struct Operation {
     Range dst, src;
     Where dst_where = Where::kPageable, src_where = Where::kPageable;
     uint8_t fill = 0;
-    uint32_t words = 0;          // first word of a launch
+    uint32_t words = 0;  // first word of a launch
     bool is_fill = false, is_launch = false, is_copy = false, is_free = false;
     bool check_src = false, check_dst = false;  // the host must leave these bytes alone
     uint64_t src_hash = 0, dst_hash = 0;
@@ -91,8 +91,8 @@ struct Stream {
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
     uint64_t sequence = 0;
-    Clock clock;      // of the last operation
-    Op last;          // the last operation, done or not
+    Clock clock;  // of the last operation
+    Op last;      // the last operation, done or not
     std::deque<Op> queue;
 };
 

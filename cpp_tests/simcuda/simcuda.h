@@ -31,9 +31,9 @@ extern "C" {
 void simcuda_reset(uint64_t seed);
 
 enum {
-  SIMCUDA_RANDOM = 0, /* some work runs at once, most late, in drawn order */
-  SIMCUDA_LATE = 1,   /* nothing runs before somebody waits for it */
-  SIMCUDA_EAGER = 2   /* everything that can run runs within the call */
+    SIMCUDA_RANDOM = 0, /* some work runs at once, most late, in drawn order */
+    SIMCUDA_LATE = 1,   /* nothing runs before somebody waits for it */
+    SIMCUDA_EAGER = 2   /* everything that can run runs within the call */
 };
 void simcuda_policy(int policy);
 
@@ -49,12 +49,12 @@ void simcuda_release(CUstream stream);
 
 /* Calls by what they do, for simcuda_fail_nth. */
 enum {
-  SIMCUDA_ENQUEUE = 1, /* copies, fills, record, wait, stream-ordered memory */
-  SIMCUDA_WAIT = 2,    /* synchronise and query */
-  SIMCUDA_CREATE = 4,  /* streams, events, memory, registration, pools */
-  SIMCUDA_FREE = 8,
-  SIMCUDA_ASK = 16, /* attributes, contexts, capture state */
-  SIMCUDA_ANY = 31
+    SIMCUDA_ENQUEUE = 1, /* copies, fills, record, wait, stream-ordered memory */
+    SIMCUDA_WAIT = 2,    /* synchronise and query */
+    SIMCUDA_CREATE = 4,  /* streams, events, memory, registration, pools */
+    SIMCUDA_FREE = 8,
+    SIMCUDA_ASK = 16, /* attributes, contexts, capture state */
+    SIMCUDA_ANY = 31
 };
 /* The n-th call from now (1: the next) of these kinds fails with code and does
  * nothing. n = 0 cancels. */

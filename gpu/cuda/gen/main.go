@@ -73,6 +73,7 @@ func write(calls []call) {
 
 #include <stdatomic.h>
 
+/* clang-format off */
 `)
 	for _, c := range calls {
 		fmt.Fprintf(w, "CUresult CUDAAPI %s(%s) { TRAMPOLINE(%s, (%s), (%s)) }\n", c.name, c.params, c.name, c.params, c.args)

@@ -6,6 +6,7 @@
 
 #include <stdatomic.h>
 
+/* clang-format off */
 CUresult CUDAAPI cuDriverGetVersion(int *version) { TRAMPOLINE(cuDriverGetVersion, (int *version), (version)) }
 CUresult CUDAAPI cuGetErrorName(CUresult error, const char **text) { TRAMPOLINE(cuGetErrorName, (CUresult error, const char **text), (error, text)) }
 CUresult CUDAAPI cuGetErrorString(CUresult error, const char **text) { TRAMPOLINE(cuGetErrorString, (CUresult error, const char **text), (error, text)) }

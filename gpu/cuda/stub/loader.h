@@ -32,10 +32,10 @@ void *cutramp_resolve(void *_Atomic *slot, const char *name);
 
 /* The name goes through the preprocessor once more so that the _v2 renames of
  * cuda.h apply to the looked-up string as they do to the function. */
-#define TRAMPOLINE(name, params, args)                                        \
-  static void *_Atomic slot;                                                  \
-  void *f = atomic_load_explicit(&slot, memory_order_acquire);                \
-  if (__builtin_expect(f == NULL, 0)) f = cutramp_resolve(&slot, CUTRAMP_STRING(name)); \
-  return ((CUresult(CUDAAPI *) params)f)args;
+#define TRAMPOLINE(name, params, args)                                                    \
+    static void *_Atomic slot;                                                            \
+    void *f = atomic_load_explicit(&slot, memory_order_acquire);                          \
+    if (__builtin_expect(f == NULL, 0)) f = cutramp_resolve(&slot, CUTRAMP_STRING(name)); \
+    return ((CUresult(CUDAAPI *) params)f)args;
 
 #endif
