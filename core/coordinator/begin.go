@@ -39,28 +39,24 @@ func (c *Coordinator) Begin(a *Admission, stream uint64) (Handle, error) {
 	if err := c.checkAdmission(a, stream); err != nil {
 		return 0, err
 	}
+	forced, err := c.acquire(a)
+	if err != nil {
+		return 0, err
+	}
 	r, index := c.freeEntry()
 	r.mode, r.lookup, r.commit = a.Mode, a.Lookup, a.Commit
 	r.stage, r.pending, r.awaiting, r.newBatch = StageAdmitted, false, false, none
 	r.seqs = r.seqs[:0]
-	// Counters are staged here and added only when the whole batch is in (D-13).
-	var staged Metrics
 	for i := range a.Sequences {
-		s, err := c.admit(a, i, &staged)
-		if err != nil {
-			// The table flag is cleared only after every lease is gone (C-84).
-			for j := range r.seqs {
-				_ = c.manager.Release(r.seqs[j].lease)
-			}
-			r.seqs = r.seqs[:0]
-			return 0, err
-		}
+		res, adm := &c.results[i], &a.Sequences[i]
+		s := c.newSequence(res, adm, a.slot(i))
+		cold := forced && c.wanted[i].Policy == prefix.Bypass
+		s.forcedCold = cold
+		c.metrics.countPlan(&res.Plan, &s, len(adm.Media) > 0, cold || a.Lookup == Bypass)
+		c.slotBusy[s.slot] = true
 		r.seqs = append(r.seqs, s)
 	}
-	for i := range r.seqs {
-		c.slotBusy[r.seqs[i].slot] = true
-	}
-	c.metrics.addAdmission(&staged)
+	clear(c.wanted) // it points into the caller's arrays
 	r.handle, r.state = newHandle(index), entryLive
 	c.active++
 	return r.handle, nil
@@ -172,43 +168,59 @@ func (c *Coordinator) freeEntry() (*request, int) {
 	panic("coordinator: active count and request table disagree")
 }
 
-// admit acquires one sequence and counts it into staged.
-func (c *Coordinator) admit(a *Admission, i int, staged *Metrics) (sequence, error) {
-	adm := &a.Sequences[i]
-	req := prefix.AcquireRequest{
-		Mode:        c.planMode(a.Mode),
-		Policy:      prefix.UseCache,
-		NoAttention: !c.cfg.Kind.attention(),
-		Tokens:      adm.Tokens,
-		Media:       adm.Media,
-		Extras:      adm.Extras,
-	}
-	if a.Lookup == Bypass {
-		req.Policy = prefix.Bypass
+// acquire leases the pages of the whole batch, or of none of it (D-13): nothing
+// is counted, evicted or kept when it does not fit. forced says that it fitted
+// only after the sequences with hits gave them up.
+func (c *Coordinator) acquire(a *Admission) (forced bool, err error) {
+	n := len(a.Sequences)
+	c.wanted, c.results = c.wanted[:n], c.results[:n]
+	for i := range a.Sequences {
+		adm := &a.Sequences[i]
+		c.wanted[i] = prefix.AcquireRequest{
+			Mode:        c.planMode(a.Mode),
+			Policy:      prefix.LookupPolicy(a.Lookup),
+			NoAttention: !c.cfg.Kind.attention(),
+			Tokens:      adm.Tokens,
+			Media:       adm.Media,
+			Extras:      adm.Extras,
+		}
 	}
 	start := c.now()
-	res, err := c.manager.Acquire(&req)
-	forced := false
-	if err == nil && res.Status == prefix.InsufficientCapacity && a.Lookup == UseCache &&
-		(res.Plan.Reuse > 0 || res.Plan.Kind == prefix.FullInputRewind) {
-		// Forced-cold retry: without pinned pages the demand might fit.
-		req.Policy = prefix.Bypass
-		res, err = c.manager.Acquire(&req)
-		forced = err == nil && res.Status == prefix.Acquired
+	ok, err := c.manager.AcquireBatch(c.wanted, c.results)
+	if err == nil && !ok && c.giveUpHits() {
+		ok, err = c.manager.AcquireBatch(c.wanted, c.results)
+		forced = ok
 	}
 	// The one counter that failed admissions move too: the time was spent.
 	c.metrics.PlanningNanoseconds += c.now() - start
+	if err == nil && !ok {
+		var total prefix.Demand
+		for i := range c.results {
+			for pool, want := range c.results[i].Plan.Demand {
+				total[pool] += want
+			}
+		}
+		err = status.New(status.RequestFailed, "begin: no capacity for the batch of %d (%d base and %d draft pages wanted)",
+			n, total[prefix.BasePages], total[prefix.DraftPages])
+	}
 	if err != nil {
-		return sequence{}, err
+		clear(c.wanted)
 	}
-	if res.Status != prefix.Acquired {
-		return sequence{}, status.New(status.RequestFailed, "begin: no capacity for sequence %d of %d tokens (%d base, %d draft pages wanted)",
-			i, len(adm.Tokens), res.Plan.Demand[prefix.BasePages], res.Plan.Demand[prefix.DraftPages])
+	return forced, err
+}
+
+// giveUpHits turns every sequence whose plan came from the cache into a cold
+// one, for the forced-cold retry of 13.3: without pinned pages the demand might
+// fit. By counting it never does, since a cold plan needs at least the pages
+// that a hit pins plus those it asks for; the branch is kept as the rule has it.
+func (c *Coordinator) giveUpHits() (any bool) {
+	for i := range c.wanted {
+		plan := &c.results[i].Plan
+		if c.wanted[i].Policy == prefix.UseCache && (plan.Reuse > 0 || plan.Kind == prefix.FullInputRewind) {
+			c.wanted[i].Policy, any = prefix.Bypass, true
+		}
 	}
-	s := c.newSequence(&res, adm, a.slot(i))
-	s.forcedCold = forced
-	staged.countPlan(&res.Plan, &s, len(adm.Media) > 0, forced || a.Lookup == Bypass)
-	return s, nil
+	return any
 }
 
 func (c *Coordinator) planMode(m ExecutionMode) prefix.Mode {

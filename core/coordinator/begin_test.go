@@ -370,6 +370,43 @@ func TestD13_AFailedBatchLeavesNoCounter(t *testing.T) {
 	r.emptied()
 }
 
+// The same where the first sequence alone would fit by evicting a record: the
+// record stays.
+func TestD13_AFailedBatchEvictsNothing(t *testing.T) {
+	for _, kind := range []Kind{KindVanilla, KindHybrid, KindEAGLE} {
+		r := newRig(t, kind, pages(11))
+		a := prompts(seq(1, 9))
+		a.Mode = modeOf(kind)
+		r.publish(a)
+		before := r.c.Metrics()
+		batch := prompts(seq(2, 32), seq(3, 16)) // 8 + 4 of 11 pages
+		batch.Mode = a.Mode
+		_, err := r.begin(batch)
+		r.wantCode(err, status.RequestFailed)
+		if after := r.c.Metrics(); after != before || after.CurrentRecords != 1 {
+			t.Errorf("%v: before\n%v\nafter\n%v", kind, before, after)
+		}
+		r.check()
+		batch.Sequences = batch.Sequences[:1] // alone it fits
+		q := r.full(batch)
+		r.must(r.finish(q))
+		r.emptied()
+	}
+}
+
+// A batch costs none of its own sequences their hit, in whatever order they
+// come.
+func TestBegin_ABatchDoesNotEvictItsOwnHits(t *testing.T) {
+	r := newRig(t, KindVanilla, pages(11))
+	r.publish(prompts(seq(1, 9)))
+	q := r.full(prompts(seq(2, 30), seq(1, 9))) // 8 pages, then 2 shared and 1
+	if got := r.info(q.h, 1).PrefillStart; got != 8 {
+		t.Errorf("start %d, want 8", got)
+	}
+	r.must(r.finish(q))
+	r.emptied()
+}
+
 func TestBegin_ReasonsPerSequence(t *testing.T) {
 	r := newRig(t, KindVanilla)
 	r.publish(prompts(seq(1, 8)))

@@ -28,6 +28,9 @@ type Coordinator struct {
 	payload      []int32 // lengths of CmdSetReuseLengths, or mapping
 	slots        []int32 // live slots of CmdSetReuseLengths
 
+	wanted  []prefix.AcquireRequest // of the batch that Begin admits
+	results []prefix.AcquireResult
+
 	scratch []int32 // page ids of one row
 	seen    []uint32
 	stamp   uint32
@@ -87,6 +90,8 @@ func New(cfg Config) (*Coordinator, error) {
 	c.slotBusy = make([]bool, cfg.MaxBatch)
 	c.seen = make([]uint32, cfg.MaxBatch)
 	c.scratch = make([]int32, width)
+	c.wanted = make([]prefix.AcquireRequest, 0, cfg.MaxBatch)
+	c.results = make([]prefix.AcquireResult, 0, cfg.MaxBatch)
 	c.payload = make([]int32, 0, cfg.MaxBatch)
 	c.slots = make([]int32, 0, cfg.MaxBatch)
 	return c, nil

@@ -50,7 +50,7 @@ type PoolMetrics struct {
 	Reclaimed int64 // returned to the free list by evictions so far (C-66)
 }
 
-// countPlan counts one acquired sequence.
+// countPlan counts one sequence of a batch that was admitted.
 func (m *Metrics) countPlan(p *prefix.Plan, s *sequence, media, bypass bool) {
 	m.AdmittedSequences++
 	m.MatchedTokens += int64(p.Matched)
@@ -71,22 +71,6 @@ func count(b bool) int64 {
 		return 1
 	}
 	return 0
-}
-
-// addAdmission adds the counters that countPlan moves.
-func (m *Metrics) addAdmission(d *Metrics) {
-	m.AdmittedSequences += d.AdmittedSequences
-	m.MatchedTokens += d.MatchedTokens
-	m.ReusedTokens += d.ReusedTokens
-	m.SkippedMediaPositions += d.SkippedMediaPositions
-	m.HitSequences += d.HitSequences
-	m.MediaAwareSequences += d.MediaAwareSequences
-	m.LookupBypassSequences += d.LookupBypassSequences
-	m.ForcedColdSequences += d.ForcedColdSequences
-	m.SpecFullPageReplays += d.SpecFullPageReplays
-	m.StandardPlans += d.StandardPlans
-	m.NoReusablePrefixPlans += d.NoReusablePrefixPlans
-	m.FullInputRewindPlans += d.FullInputRewindPlans
 }
 
 // String is one "name value" pair a line, in the order of the fields.
