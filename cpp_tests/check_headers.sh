@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Compile every public header alone, in every language version it promises.
+# usage: check_headers.sh COMPILER INCLUDE_DIR
+set -eu
+compiler=$1 include=$2
+flags="-Wall -Wextra -Wpedantic -Werror -fsyntax-only -I$include"
+for std in c99 c11 c17; do
+    echo "#include <prefixcache.h>" | "$compiler" -std=$std $flags -x c -
+done
+for std in c++11 c++14 c++17 c++20; do
+    echo "#include <prefixcache.h>" | "$compiler" -std=$std $flags -x c++ -
+done
+for header in "$include"/prefixcache/*.hpp; do
+    name=$(basename "$header")
+    # Bodies of the coordinator: included by its header, not alone.
+    [ "$name" = context_cache_coordinator_impl.hpp ] && continue
+    for std in c++17 c++20; do
+        printf '#include <prefixcache/%s>\n#include <prefixcache/%s>\n' "$name" "$name" |
+            "$compiler" -std=$std $flags -Wconversion -Wshadow -x c++ -
+    done
+done
+# With CUDA's headers out of the way, whatever is installed.
+echo '#include <prefixcache/context_cache_coordinator.hpp>' |
+    "$compiler" -std=c++17 $flags -DPREFIXCACHE_NO_CUDA_HEADERS -x c++ -
