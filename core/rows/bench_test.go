@@ -93,7 +93,7 @@ func (c *benchCase) run(b *testing.B, kernel string, f, plain func(slots []int64
 	})
 }
 
-var benchWidths = []int64{64, 256, 1000, 1024, 4096, 16384, 65536, 1 << 20}
+var benchWidths = []int64{64, 128, 200, 256, 512, 1000, 1024, 4096, 16384, 65536, 1 << 20}
 
 func BenchmarkScatter(b *testing.B) {
 	for _, w := range benchWidths {

@@ -21,6 +21,9 @@ type kernel struct {
 	plain func(dst, src unsafe.Pointer, n int64)
 	// prefetch asks for the lines that p[0:n] begins in; nil when it cannot.
 	prefetch func(p unsafe.Pointer, n int64)
+	// ahead asks for the first and the last line of n short rows, whose slots are
+	// stride bytes apart; nil when it cannot.
+	ahead func(base unsafe.Pointer, row int64, slots unsafe.Pointer, stride, n int64)
 	// fence orders the stores of stream and tee before all later stores.
 	fence func()
 }

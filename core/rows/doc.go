@@ -40,11 +40,27 @@
 //     to its working set, and no call hands work to another goroutine.
 //   - A single call into assembly or memmove moves at most pieceBytes, because
 //     a thread inside cannot be stopped for the garbage collector.
+//   - Memory that only the library reads is kept out of children of fork; memory
+//     of results, which the user owns, is not.
+//
+// In builds with -race or -tags invariants, memory that is given back is filled
+// with 0xDD. Slab.Check and Arena.Check compare every structure with every other;
+// tests of packages above call them, too.
+//
+// # How rows are moved
+//
+// Which way a move takes depends on its length alone, after neighbours were
+// joined; the figures are beside the constants.
+//
+//	scatter, tee   from 256 B (128 B in whole lines): non-temporal stores to the mirror
+//	gather         from 256 B: heads of the next moves prefetched, then copied;
+//	               a batch from 4 MiB is stored past the cache
+//	all, shorter   memmove, with the mirror lines of the next rows prefetched
 //
 // # Choosing a kernel
 //
 // cpuid is read once. PREFIXCACHE_KERNEL (generic, sse2, avx2) forces one; a
 // name that is unknown or that this CPU cannot run leaves the best one active
 // and is reported by KernelError. The build tags noasm and purego leave the
-// generic kernel only.
+// generic kernel only, as does any architecture but amd64.
 package rows

@@ -18,8 +18,8 @@ const (
 	gatherPiece    = 64 << 10
 	headBytes      = 8 * lineBytes
 	aheadBytes     = 4 << 10
-	aheadMoves     = 8 // queue length
-	gatherMinBytes = 128
+	aheadMoves     = 8   // queue length
+	gatherMinBytes = 256 // shorter moves use a lookahead instead
 )
 
 // gatherStreamBytes is the batch from which the destination is streamed, too: it
@@ -36,8 +36,8 @@ type piece struct {
 // source carries what is the same for every move of one gather, and the queue of
 // pieces that were asked for and not yet copied.
 type source struct {
+	m      *Mirror
 	k      *kernel
-	base   unsafe.Pointer // of the mirror
 	dst    unsafe.Pointer // of row 0
 	row    int64          // bytes of a row
 	stream bool
@@ -47,10 +47,20 @@ type source struct {
 	queued int64
 }
 
-// get moves the n rows from slot on to destination row i and after.
+func (m *Mirror) source(dst unsafe.Pointer, rows int64) source {
+	return source{m: m, k: active.Load(), dst: dst, row: m.rowBytes, stream: rows*m.rowBytes >= gatherStreamBytes}
+}
+
+// short moves n bytes that are too few to be queued. It is inlined, like that of
+// a sink.
+func (s *source) short(i, slot, n int64) {
+	copyPlain(unsafe.Add(s.dst, i*s.row), s.m.Row(slot), n)
+}
+
+// get moves the n bytes from the start of slot on to destination row i.
 func (s *source) get(i, slot, n int64) {
-	dst, src := unsafe.Add(s.dst, i*s.row), unsafe.Add(s.base, slot*s.row)
-	if n *= s.row; n < gatherMinBytes || s.k.prefetch == nil {
+	dst, src := unsafe.Add(s.dst, i*s.row), s.m.Row(slot)
+	if s.k.prefetch == nil {
 		Copy(dst, src, n)
 		return
 	}
@@ -70,12 +80,9 @@ func (s *source) copyOne() {
 	p := &s.queue[s.head%aheadMoves]
 	s.head++
 	s.queued -= p.n
-	switch {
-	case s.stream:
+	if s.stream {
 		s.k.stream(p.dst, p.src, p.n)
-	case p.n < streamMinBytes:
-		copyPlain(p.dst, p.src, p.n)
-	default:
+	} else {
 		s.k.plain(p.dst, p.src, p.n)
 	}
 }
@@ -89,20 +96,23 @@ func (s *source) done() {
 	}
 }
 
-func (m *Mirror) source(dst unsafe.Pointer, rows int64) source {
-	n := rows * m.rowBytes
-	return source{k: active.Load(), base: m.base, dst: dst, row: m.rowBytes, stream: n >= gatherStreamBytes}
-}
-
 // Gather reads the rows of slots, in order, into dst without gaps.
 func (m *Mirror) Gather(dst unsafe.Pointer, slots []int64) {
 	s := m.source(dst, int64(len(slots)))
+	l := m.aheadOfSlots(s.k, slots)
 	for i := 0; i < len(slots); {
 		j := i + 1
 		for j < len(slots) && slots[j] == slots[j-1]+1 {
 			j++
 		}
-		s.get(int64(i), slots[i], int64(j-i))
+		if n := int64(j-i) * s.row; n < gatherMinBytes {
+			if l.due(i) {
+				l.ask(i)
+			}
+			s.short(int64(i), slots[i], n)
+		} else {
+			s.get(int64(i), slots[i], n)
+		}
 		i = j
 	}
 	s.done()
@@ -111,10 +121,18 @@ func (m *Mirror) Gather(dst unsafe.Pointer, slots []int64) {
 // GatherRuns is Gather with the slots given as runs.
 func (m *Mirror) GatherRuns(dst unsafe.Pointer, runs []Run) {
 	s := m.source(dst, RunRows(runs))
-	var i int64
-	for _, r := range runs {
-		s.get(i, r.Slot, r.Len)
-		i += r.Len
+	l := m.aheadOfRuns(s.k, runs)
+	var at int64
+	for i, r := range runs {
+		if n := r.Len * s.row; n < gatherMinBytes {
+			if l.due(i) {
+				l.ask(i)
+			}
+			s.short(at, r.Slot, n)
+		} else {
+			s.get(at, r.Slot, n)
+		}
+		at += r.Len
 	}
 	s.done()
 }
@@ -123,8 +141,16 @@ func (m *Mirror) GatherRuns(dst unsafe.Pointer, runs []Run) {
 // dst that no span names are left alone.
 func (m *Mirror) GatherSpans(dst unsafe.Pointer, spans []Span) {
 	s := m.source(dst, SpanRows(spans))
-	for _, p := range spans {
-		s.get(p.Row, p.Slot, p.Len)
+	l := m.aheadOfSpans(s.k, spans)
+	for i, p := range spans {
+		if n := p.Len * s.row; n < gatherMinBytes {
+			if l.due(i) {
+				l.ask(i)
+			}
+			s.short(p.Row, p.Slot, n)
+		} else {
+			s.get(p.Row, p.Slot, n)
+		}
 	}
 	s.done()
 }

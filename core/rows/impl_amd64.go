@@ -14,13 +14,13 @@ import (
 func machineKernels() []*kernel {
 	ks := []*kernel{{
 		name: "sse2", stream: streamSSE2, tee: teeSSE2, plain: plainSSE2,
-		prefetch: prefetchAMD64, fence: fenceAMD64,
+		prefetch: prefetchAMD64, ahead: aheadAMD64, fence: fenceAMD64,
 	}}
 	// cpuid reports AVX2 only when the system saves the registers, too.
 	if cpuid.CPU.Supports(cpuid.AVX, cpuid.AVX2) {
 		ks = append(ks, &kernel{
 			name: "avx2", stream: streamAVX2, tee: teeAVX2, plain: plainAVX2,
-			prefetch: prefetchAMD64, fence: fenceAMD64,
+			prefetch: prefetchAMD64, ahead: aheadAMD64, fence: fenceAMD64,
 		})
 	}
 	return ks
@@ -46,5 +46,8 @@ func plainAVX2(dst, src unsafe.Pointer, n int64)
 
 //go:noescape
 func prefetchAMD64(p unsafe.Pointer, n int64)
+
+//go:noescape
+func aheadAMD64(base unsafe.Pointer, row int64, slots unsafe.Pointer, stride, n int64)
 
 func fenceAMD64()

@@ -146,6 +146,32 @@ line:
 	JGT  line
 	RET
 
+// func aheadAMD64(base unsafe.Pointer, row int64, slots unsafe.Pointer, stride, n int64)
+// Asks for every line of n > 0 rows, whose slots are stride bytes apart.
+TEXT ·aheadAMD64(SB), NOSPLIT, $0-40
+	MOVQ base+0(FP), SI
+	MOVQ row+8(FP), DX
+	MOVQ slots+16(FP), DI
+	MOVQ stride+24(FP), BX
+	MOVQ n+32(FP), CX
+
+row:
+	MOVQ  (DI), AX
+	IMULQ DX, AX
+	ADDQ  SI, AX
+	LEAQ  -1(AX)(DX*1), R8 // the last byte: a row may end in a line more
+
+line:
+	PREFETCHT0 (AX)
+	ADDQ $64, AX
+	CMPQ AX, R8
+	JLT  line
+	PREFETCHT0 (R8)
+	ADDQ BX, DI
+	DECQ CX
+	JNZ  row
+	RET
+
 // func fenceAMD64()
 TEXT ·fenceAMD64(SB), NOSPLIT, $0-0
 	SFENCE

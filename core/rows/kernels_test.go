@@ -145,6 +145,12 @@ func TestSelectedKernelIsTheOneThatRuns(t *testing.T) {
 			plain:  func(d, s unsafe.Pointer, n int64) { ops["plain"] = true; k.plain(d, s, n) },
 			fence:  func() { ops["fence"] = true; k.fence() },
 		}
+		if k.ahead != nil {
+			spy.ahead = func(b unsafe.Pointer, row int64, s unsafe.Pointer, stride, n int64) {
+				ops["ahead"] = true
+				k.ahead(b, row, s, stride, n)
+			}
+		}
 		if k.prefetch != nil {
 			spy.prefetch = func(p unsafe.Pointer, n int64) { ops["prefetch"] = true; k.prefetch(p, n) }
 		}
@@ -155,6 +161,11 @@ func TestSelectedKernelIsTheOneThatRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Free()
+	narrow, err := NewMirror(64, 8, MirrorOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer narrow.Free()
 	buf := make([]byte, 8*4096)
 	out := make([]byte, 8*4096)
 	slots := []int64{3, 9, 10, 11, 63, 0, 5, 20}
@@ -171,8 +182,9 @@ func TestSelectedKernelIsTheOneThatRuns(t *testing.T) {
 		m.Scatter(unsafe.Pointer(&buf[0]), 4096, slots)
 		m.ScatterTee(unsafe.Pointer(&buf[0]), 4096, slots, unsafe.Pointer(&out[0]))
 		m.Gather(unsafe.Pointer(&out[0]), slots)
+		narrow.Gather(unsafe.Pointer(&out[0]), slots)
 		for name, ops := range ran {
-			want := 5
+			want := 6
 			if name != k.name {
 				want = 0
 			} else if k.prefetch == nil {

@@ -144,11 +144,26 @@ func TestMovesAgreeWithTheModel(t *testing.T) {
 				}
 			}
 			// Rows of megabytes: pieces, and a gather that is streamed.
-			if err := checkMoves(r, 9, 2<<20+24, 3, 9); err != nil {
+			if err := checkMoves(r, 5, 2<<20+24, 3, 5); err != nil {
 				t.Fatal(err)
 			}
 		})
 	}
+}
+
+func FuzzMoves(f *testing.F) {
+	f.Add(int64(1), uint16(1), uint8(40))
+	f.Add(int64(2), uint16(64), uint8(40))
+	f.Add(int64(3), uint16(4096), uint8(9))
+	f.Fuzz(func(t *testing.T, seed int64, row uint16, slots uint8) {
+		for _, k := range supported {
+			active.Store(k)
+			r := rand.New(rand.NewSource(seed))
+			if err := checkMoves(r, 1+int64(slots), 1+int(row)%9000, 2, 60); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
 }
 
 // A streamed gather is its own path; make sure that the test above reached it

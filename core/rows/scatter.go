@@ -24,21 +24,32 @@ func streams(n int64) bool {
 
 // sink carries what is the same for every move of one scatter.
 type sink struct {
+	m        *Mirror
 	k        *kernel
-	base     unsafe.Pointer // of the mirror
 	src, tee unsafe.Pointer // of row 0; tee is nil for a plain scatter
 	stride   int64          // of the source, bytes
 	row      int64          // bytes of a row
+	joined   bool           // the source has no gaps: neighbours are one move
 	streamed bool           // a fence is due
 }
 
 func (m *Mirror) sink(src unsafe.Pointer, stride int64, tee unsafe.Pointer) sink {
-	return sink{k: active.Load(), base: m.base, src: src, tee: tee, stride: stride, row: m.rowBytes}
+	return sink{m: m, k: active.Load(), src: src, tee: tee, stride: stride, row: m.rowBytes, joined: stride == m.rowBytes}
+}
+
+// short moves n bytes without gaps, too few to be streamed. It is inlined into
+// the loops below: such rows wait for memory, and the calls of put between two
+// of them would leave room for fewer in flight.
+func (s *sink) short(i, slot, n int64) {
+	copyPlain(s.m.Row(slot), unsafe.Add(s.src, i*s.row), n)
+	if s.tee != nil {
+		copyPlain(unsafe.Add(s.tee, i*s.row), unsafe.Add(s.src, i*s.row), n)
+	}
 }
 
 // put moves n rows, from source row i on, to the slots from slot on.
 func (s *sink) put(i, slot, n int64) {
-	if s.stride == s.row {
+	if s.joined {
 		s.move(i, slot, n*s.row)
 		return
 	}
@@ -51,29 +62,27 @@ func (s *sink) put(i, slot, n int64) {
 // Addresses are made from offsets: one past the end, which advancing pointers
 // would reach, may belong to another object of a Go caller.
 func (s *sink) move(i, slot, n int64) {
-	dst, src := unsafe.Add(s.base, slot*s.row), unsafe.Add(s.src, i*s.stride)
-	if !streams(n) {
+	dst, src, tee := s.m.Row(slot), unsafe.Add(s.src, i*s.stride), s.tee
+	if tee != nil {
+		tee = unsafe.Add(tee, i*s.row)
+	}
+	switch {
+	case !streams(n):
 		copyPlain(dst, src, n)
-		if s.tee != nil {
-			copyPlain(unsafe.Add(s.tee, i*s.row), src, n)
+		if tee != nil {
+			copyPlain(tee, src, n)
 		}
 		return
-	}
-	s.moveLong(dst, src, i, n)
-}
-
-func (s *sink) moveLong(dst, src unsafe.Pointer, i, n int64) {
-	s.streamed = true
-	if s.tee == nil {
+	case tee == nil:
 		for o := int64(0); o < n; o += pieceBytes {
 			s.k.stream(unsafe.Add(dst, o), unsafe.Add(src, o), min(n-o, pieceBytes))
 		}
-		return
+	default:
+		for o := int64(0); o < n; o += pieceBytes {
+			s.k.tee(unsafe.Add(dst, o), unsafe.Add(tee, o), unsafe.Add(src, o), min(n-o, pieceBytes))
+		}
 	}
-	tee := unsafe.Add(s.tee, i*s.row)
-	for o := int64(0); o < n; o += pieceBytes {
-		s.k.tee(unsafe.Add(dst, o), unsafe.Add(tee, o), unsafe.Add(src, o), min(n-o, pieceBytes))
-	}
+	s.streamed = true
 }
 
 // done orders the streamed stores before whatever publishes them. It is due
@@ -86,29 +95,53 @@ func (s *sink) done() {
 
 // slots moves row i to slots[i], neighbours together.
 func (s *sink) slots(slots []int64) {
+	l := s.m.aheadOfSlots(s.k, slots)
 	for i := 0; i < len(slots); {
 		j := i + 1
 		for j < len(slots) && slots[j] == slots[j-1]+1 {
 			j++
 		}
-		s.put(int64(i), slots[i], int64(j-i))
+		if n := int64(j-i) * s.row; s.joined && !streams(n) {
+			if l.due(i) {
+				l.ask(i)
+			}
+			s.short(int64(i), slots[i], n)
+		} else {
+			s.put(int64(i), slots[i], int64(j-i))
+		}
 		i = j
 	}
 	s.done()
 }
 
 func (s *sink) runs(runs []Run) {
-	var i int64
-	for _, r := range runs {
-		s.put(i, r.Slot, r.Len)
-		i += r.Len
+	l := s.m.aheadOfRuns(s.k, runs)
+	var at int64
+	for i, r := range runs {
+		if n := r.Len * s.row; s.joined && !streams(n) {
+			if l.due(i) {
+				l.ask(i)
+			}
+			s.short(at, r.Slot, n)
+		} else {
+			s.put(at, r.Slot, r.Len)
+		}
+		at += r.Len
 	}
 	s.done()
 }
 
 func (s *sink) spans(spans []Span) {
-	for _, p := range spans {
-		s.put(p.Row, p.Slot, p.Len)
+	l := s.m.aheadOfSpans(s.k, spans)
+	for i, p := range spans {
+		if n := p.Len * s.row; s.joined && !streams(n) {
+			if l.due(i) {
+				l.ask(i)
+			}
+			s.short(p.Row, p.Slot, n)
+		} else {
+			s.put(p.Row, p.Slot, p.Len)
+		}
 	}
 	s.done()
 }

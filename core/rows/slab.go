@@ -44,6 +44,8 @@ type SlabStats struct {
 // steps whatever is live, neighbours that are free are always joined, and the
 // book-keeping lies beside the chunks, not in them, where an overrun could reach
 // it. A chunk is never moved, so a segment stays while anything in it is live.
+// The lock is held for an mmap when a segment is added, and for nothing else that
+// can wait.
 type Slab struct {
 	retain   int64
 	dontDump bool

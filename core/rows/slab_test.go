@@ -118,7 +118,7 @@ func TestSlabStaysFlat(t *testing.T) {
 	defer s.Close()
 	r := rand.New(rand.NewSource(9))
 	ops := 2_000_000
-	if raceEnabled {
+	if invariants {
 		ops = 20_000
 	}
 	var ids [600]uint64
