@@ -20,6 +20,7 @@ type batchLayout struct {
 	deferredBytes  int64
 
 	byCommitter bool
+	charged     int64 // of the budget, until publish hands it to writes
 	page        int
 	handles     []int32 // rows taken for deferred keys, key by key
 	runs        []rows.Run

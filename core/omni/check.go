@@ -73,9 +73,9 @@ func (r *requests) check() error {
 
 // checkDeferred verifies writes, their rows and the budget.
 func (c *Cache) checkDeferred(refs [][]int32) error {
-	d, staged, pending := &c.defs, int64(0), 0
+	d, staged, pending := &c.defs, c.batch.charged, 0
 	if c.job.step != 0 {
-		staged = c.job.stepBytes
+		staged += c.job.stepBytes
 	}
 	prev := none
 	for w := d.oldest; w != none; w = d.writes[w].newer {

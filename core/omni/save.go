@@ -68,16 +68,18 @@ func (c *Cache) prepare(a *SaveArgs) (err error) {
 		return err
 	}
 	s.byCommitter = c.cfg.Threaded && s.immediate > 0 && (c.cfg.InlineBytes < 0 || s.immediateBytes >= c.cfg.InlineBytes)
-	charged := s.deferredBytes
+	bytes := s.deferredBytes
 	if s.byCommitter {
-		charged += s.immediateBytes
+		bytes += s.immediateBytes
 	}
-	if err = c.charge(charged); err != nil {
+	if err = c.charge(bytes); err != nil {
 		return err
 	}
+	s.charged = bytes
 	defer func() {
 		if err != nil {
-			c.staged -= charged
+			c.staged -= s.charged
+			s.charged = 0
 		}
 	}()
 	for i := range a.Rows {
@@ -124,6 +126,7 @@ func (c *Cache) prepare(a *SaveArgs) (err error) {
 func (c *Cache) publish(a *SaveArgs) *stepCtx {
 	s := &c.batch
 	c.last++
+	s.charged = 0
 	x := c.steps.get()
 	x.id, x.page = c.last, s.page
 	x.starts = append(x.starts, s.starts...)

@@ -1,0 +1,202 @@
+package omni
+
+import (
+	"testing"
+
+	"libprefixcache/core/status"
+)
+
+// Every way a write can fail, and every entry that must report it from then on.
+func TestO42_R10_AWriteFailureIsSticky(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		cfg  Config
+		fail func(r *rig) error // the call that meets it first, in eager mode
+	}{
+		{"eager step", Config{}, func(r *rig) error {
+			_, err := r.trySave(map[string]uint64{"h": 1, "d": 1}, chunk{1, span(0, 1)})
+			return err
+		}},
+		{"eager deferred", Config{}, func(r *rig) error {
+			r.discard(r.save(map[string]uint64{"d": 1}, chunk{1, span(0, 1)}))
+			return r.tryBegin([]uint64{1})
+		}},
+		{"eager flush", Config{BudgetBytes: 8}, func(r *rig) error {
+			r.discard(r.save(map[string]uint64{"d": 1}, chunk{1, span(0, 1)}))
+			_, err := r.trySave(map[string]uint64{"d": 1}, chunk{1, span(1, 2)})
+			return err
+		}},
+		{"committer step", committer, func(r *rig) error {
+			r.discard(r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 1)}))
+			r.commit()
+			return r.tryBegin(nil)
+		}},
+		{"committer deferred", Config{Threaded: true}, func(r *rig) error {
+			r.discard(r.save(map[string]uint64{"d": 1}, chunk{1, span(0, 1)}))
+			r.begin([]uint64{1})
+			r.commit()
+			return r.tryBegin(nil)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, c.cfg)
+			r.begin(nil, arrive(1)...)
+			kept := r.save(nil)
+			other := r.save(nil)
+			r.c.FailWrite(1)
+			err := c.fail(r)
+			wantErr(t, err, status.Unmatch, "write failed")
+			first := err.Error()
+			for range 3 {
+				if err := r.tryBegin([]uint64{1}, arrive(5)...); err == nil || err.Error() != first {
+					t.Fatalf("StepBegin: %v", err)
+				}
+				if _, err := r.trySave(map[string]uint64{"h": 1}, chunk{1, span(0, 1)}); err == nil || err.Error() != first {
+					t.Fatalf("Save: %v", err)
+				}
+			}
+			if err := r.c.Materialize(kept, nil); err == nil || err.Error() != first {
+				t.Fatalf("Materialize: %v", err)
+			}
+			if err := r.c.Discard(other); err != nil { // does not fold
+				t.Fatal(err)
+			}
+			s := r.c.Stats()
+			if s.FailedWrites != 1 || s.UnconsumedSteps != 0 {
+				t.Fatalf("%+v", s)
+			}
+			if err := r.c.SetPolicy(true); err != nil {
+				t.Fatal(err)
+			}
+			r.check()
+			r.c.Shutdown()
+		})
+	}
+}
+
+// O-43: whoever waits for the write that fails is woken with the failure.
+func TestO43_AWaiterIsWokenByAFailure(t *testing.T) {
+	fails := func(r *rig) { r.c.FailWrite(1) }
+	r := newRig(t, committer)
+	r.begin(nil, arrive(1)...)
+	r.discard(r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 1)}))
+	fails(r)
+	_, err := r.trySave(map[string]uint64{"h": 1}, chunk{1, span(0, 1)})
+	wantErr(t, err, status.Unmatch, "write failed")
+
+	r = newRig(t, committer)
+	r.begin(nil, arrive(1)[0], hitOn(2, 4, 0))
+	step := r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 4)}, chunk{2, span(4, 5)})
+	fails(r)
+	_, err = r.tryRead(step, "h")
+	wantErr(t, err, status.Unmatch, "write failed")
+
+	r = newRig(t, Config{Threaded: true, BudgetBytes: 8})
+	r.begin(nil, arrive(1)...)
+	r.discard(r.save(map[string]uint64{"d": 1}, chunk{1, span(0, 1)}))
+	fails(r)
+	_, err = r.trySave(map[string]uint64{"d": 1}, chunk{1, span(1, 2)})
+	wantErr(t, err, status.Unmatch, "write failed")
+}
+
+func TestFailPointCountsWrites(t *testing.T) {
+	r := newRig(t, Config{})
+	r.begin(nil, arrive(1)...)
+	r.c.FailWrite(3)
+	for i := range 2 {
+		if _, err := r.trySave(map[string]uint64{"h": 1}, chunk{1, span(0, 1)}); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	r.c.FailWrite(0)
+	r.discard(r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 1)}))
+}
+
+// a committer that reports a failure goes on with the next job.
+func TestR19_TheCommitterSurvivesAFailure(t *testing.T) {
+	r := newRig(t, Config{Threaded: true})
+	r.begin(nil, arrive(1, 2)...)
+	r.discard(r.save(map[string]uint64{"d": 1}, chunk{1, span(0, 1)}, chunk{2, span(1, 2)}))
+	r.begin([]uint64{1, 2})
+	r.c.FailWrite(1)
+	if n := r.commit(); n != 2 {
+		t.Fatalf("%d jobs ran, want 2", n)
+	}
+	if s := r.c.Stats(); s.FailedWrites != 1 || s.DeferredWrites != 1 || s.StagedBytes != 0 {
+		t.Fatalf("%+v", s)
+	}
+}
+
+// S-14: shutdown waits for what runs and drops what is pending.
+func TestS14_ShutdownWaitsForRunningWork(t *testing.T) {
+	r := newRig(t, committer)
+	r.begin(nil, arrive(1, 2)...)
+	r.discard(r.save(map[string]uint64{"h": 1, "d": 1}, chunk{1, span(0, 4)}))
+	r.begin([]uint64{1})
+	j, _ := r.c.NextJob()
+	waited := false
+	r.onlyBy(func() bool {
+		waited = true
+		if err := r.c.Free(); status.CodeOf(err) != status.Busy {
+			t.Errorf("Free while a job runs: %v", err)
+		}
+		r.c.JobDone(&j, r.c.RunHost(&j))
+		return true
+	})
+	r.c.Shutdown()
+	if !waited || r.rows("h", 0)[0] != 1 {
+		t.Fatal("it did not wait for the running job")
+	}
+	if _, ok := r.c.NextJob(); ok {
+		t.Fatal("a pending write was given out after shutdown")
+	}
+	if _, ok := r.c.AwaitJob(); ok {
+		t.Fatal("AwaitJob gave a job after shutdown")
+	}
+	r.c.Shutdown()
+}
+
+func TestShutDownText(t *testing.T) {
+	r := newRig(t, Config{StagingDepth: 1})
+	r.begin(nil, arrive(1)...)
+	step := r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 1)})
+	if err := r.c.Free(); status.CodeOf(err) != status.WrongState {
+		t.Fatalf("Free of a running cache: %v", err)
+	}
+	r.onlyBy(func() bool { // a save waits for a page when the cache stops
+		r.onlyBy(nil)
+		r.c.Shutdown()
+		return true
+	})
+	_, err := r.trySave(map[string]uint64{"h": 1}, chunk{1, span(0, 1)})
+	wantErr(t, err, status.Unmatch, "shut down")
+	_, err = r.trySave(nil)
+	wantErr(t, err, status.Unmatch, "shut down")
+	wantErr(t, r.tryBegin(nil), status.Closed, "shut down")
+	_, err = r.c.OpenKey("x", 1, 1, 0)
+	wantErr(t, err, status.Closed, "shut down")
+	if got := r.read(step, "h")[1]; got[0] != 1 { // what was saved can still be read
+		t.Fatal(got)
+	}
+	if err := r.c.Free(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.c.Free(); err != nil {
+		t.Fatal(err)
+	}
+	wantErr(t, r.c.Discard(step), status.Unmatch, "missing")
+}
+
+// A reader that waits for rows nobody will write any more is told so.
+func TestShutdownWakesAReaderOfUnwrittenRows(t *testing.T) {
+	r := newRig(t, committer)
+	r.begin(nil, arrive(1)[0], hitOn(2, 4, 0))
+	step := r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 4)}, chunk{2, span(4, 5)})
+	r.onlyBy(func() bool {
+		r.onlyBy(nil)
+		r.c.Shutdown()
+		return true
+	})
+	_, err := r.tryRead(step, "h")
+	wantErr(t, err, status.Unmatch, "shut down")
+}
