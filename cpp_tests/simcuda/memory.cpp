@@ -51,6 +51,11 @@ bool Range::overlaps(const Range& other) const {
     return false;
 }
 
+bool Range::covers(const Range& other) const {
+    if (height == 1) return base <= other.base && end() >= other.end();
+    return base == other.base && pitch == other.pitch && width >= other.width && height >= other.height;
+}
+
 bool Model::ensure_space() {
     if (device_space) return true;
     void* p = mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -131,9 +136,15 @@ void Model::note(Operation& op, const Range& range, bool write) {
     }
     auto& list = b->accesses;
     // What the host has seen completed comes before everything that is enqueued now.
-    list.erase(
-        std::remove_if(list.begin(), list.end(), [&](const Access& a) { return a.sequence <= entry(host, a.stream); }),
-        list.end());
+    // And what this use comes after and covers need not be remembered beside it:
+    // whoever is ordered after this use is ordered after that one too.
+    list.erase(std::remove_if(list.begin(), list.end(),
+                              [&](const Access& a) {
+                                  if (a.sequence <= entry(host, a.stream)) return true;
+                                  return a.sequence <= entry(op.clock, a.stream) && a.operation != op.id &&
+                                         (write || !a.write) && range.covers(a.range);
+                              }),
+               list.end());
     for (const Access& a : list) {
         bool before = a.sequence <= entry(op.clock, a.stream);
         if (before || (!write && !a.write) || a.operation == op.id || !a.range.overlaps(range)) continue;

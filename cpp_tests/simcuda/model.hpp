@@ -28,6 +28,7 @@ struct Range {
     size_t pitch = 0, width = 0, height = 0;
     uint64_t end() const { return base + (height ? (height - 1) * pitch + width : 0); }
     bool overlaps(const Range& other) const;
+    bool covers(const Range& other) const;  // false when in doubt
 };
 
 // One use of memory by an operation.
