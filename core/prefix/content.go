@@ -33,6 +33,7 @@ type content struct {
 
 	seed  maphash.Seed
 	hash  func(parent uint32, words []int32) uint64
+	early int32   // see scattered
 	mixed []int32 // scratch: words and digests of a media block, to be hashed
 }
 

@@ -1,5 +1,7 @@
 package prefix
 
+import "slices"
+
 // source is a sequence to be matched against the index, block by block: either
 // the words of a request, or the cells that a lease already filled.
 type source struct {
@@ -114,57 +116,127 @@ func (m *Manager) descend(p place, src *source, limit int32, out *[]int32) place
 	return p
 }
 
-const compareWords = 4096 // compared at a time, so that an early difference costs little
+const (
+	compareWords = 8192 // compared at a time, so that an early difference costs little
+	aheadCells   = 16   // how far the links are followed ahead of the comparison; a power of two
+	rangeCells   = 4    // shorter runs of adjacent cells are compared one by one
+)
 
 // common counts how many of n blocks of src, from block at on, equal the cells
-// of a chain. Cells with adjacent ids are compared as one range.
+// of a chain; last is the cell of the last equal one. Cells are appended to out
+// when it is not nil.
 func (m *Manager) common(src *source, at, cell, n int32, out *[]int32) (same, last int32) {
 	c := &m.content
+	if src.cells != nil || src.media != nil || c.mediaOf != nil || cell >= c.base {
+		return m.commonByBlock(src, at, cell, n, out)
+	}
 	last = -1
-	plain := src.cells == nil && src.media == nil && c.mediaOf == nil
-	most := max(1, compareWords/int32(c.width))
-	next, w := c.next, int32(c.width)
+	w := c.width
+	most := max(1, int32(compareWords/w))
 	for same < n {
-		if !plain || cell >= c.base {
-			if !m.sameBlock(src, at+same, cell) {
-				return same, last
-			}
-			if out != nil {
-				*out = append(*out, cell)
-			}
-			last = cell
-			same++
-			cell = next[cell]
-			continue
-		}
 		room := min(n-same, most)
-		run := int32(1)
-		for run < room && next[cell+run-1] == cell+run {
-			run++
-		}
-		from := int(at+same) * c.width
-		got := run
-		words := src.words[from : from+int(run*w)]
-		if slab := c.words[int(cell)*c.width : int(cell+run)*c.width]; !equalWords(words, slab) {
-			for got = 0; equalWords(words[got*w:(got+1)*w], slab[got*w:(got+1)*w]); {
-				got++
+		words := src.words[int(at+same)*w:]
+		run := c.adjacent(cell, room)
+		var got int32
+		if run >= min(rangeCells, room) {
+			// Neighbours in memory: one comparison.
+			got = run
+			slab := c.words[int(cell)*w : int(cell+run)*w]
+			if words = words[:len(slab)]; !equalWords(words, slab) {
+				for got = 0; equalWords(words[int(got)*w:int(got+1)*w], slab[int(got)*w:int(got+1)*w]); {
+					got++
+				}
 			}
-		}
-		if out != nil {
-			o := *out
-			for i := range got {
-				o = append(o, cell+i)
+			if out != nil && got > 0 {
+				// The links of a run are its ids, one further.
+				*out = append(append(*out, cell), c.next[cell:cell+got-1]...)
 			}
-			*out = o
-		}
-		if got > 0 {
-			last = cell + got - 1
+			last = cell + max(got, 1) - 1
+		} else {
+			run = room
+			if got, last = c.scattered(words, cell, run, out); got == 0 {
+				last = cell
+			}
 		}
 		same += got
 		if got < run {
-			return same, last
+			break
 		}
-		cell = next[last]
+		cell = c.next[last]
+	}
+	return same, last
+}
+
+// scattered compares words with a chain of n cells that lie anywhere. Following
+// the links and reading the cells are cache misses each; so the links are followed
+// some way ahead, and the first line of a cell is read long before it is compared.
+func (c *content) scattered(words []int32, cell, n int32, out *[]int32) (same, last int32) {
+	var ahead [aheadCells]int32
+	var ids []int32
+	if out != nil {
+		ids = slices.Grow(*out, int(n))[:len(*out)]
+	}
+	w, slab, next := c.width, c.words, c.next
+	read, early := int32(0), int32(0)
+	for ; read < min(n, aheadCells); read++ {
+		ahead[read] = cell
+		at := int(cell) * w
+		early += slab[at] + slab[at+w-1]
+		cell = next[cell]
+	}
+	for same < n {
+		slot := &ahead[same%aheadCells]
+		id := *slot
+		at := int(id) * w
+		if !equalWords(words[:w], slab[at:at+w]) {
+			break
+		}
+		words = words[w:]
+		if out != nil {
+			ids = append(ids, id)
+		}
+		if read < n {
+			*slot = cell
+			at := int(cell) * w
+			early += slab[at] + slab[at+w-1]
+			cell = next[cell]
+			read++
+		}
+		last = id
+		same++
+	}
+	if out != nil {
+		*out = ids
+	}
+	c.early = early // or the compiler would leave the reads out
+	return same, last
+}
+
+// adjacent counts the cells of a chain, at most n, whose ids follow one another.
+func (c *content) adjacent(cell, n int32) int32 {
+	next := c.next[cell:min(cell+n, c.base)]
+	want := cell + 1
+	i := 0
+	for ; i+4 < len(next) && next[i] == want && next[i+1] == want+1 && next[i+2] == want+2 && next[i+3] == want+3; i += 4 {
+		want += 4
+	}
+	for ; i+1 < len(next) && next[i] == want; i++ {
+		want++
+	}
+	return int32(i + 1)
+}
+
+// commonByBlock is common for everything unusual: media, content without pages,
+// and a lease's own cells.
+func (m *Manager) commonByBlock(src *source, at, cell, n int32, out *[]int32) (same, last int32) {
+	last = -1
+	for same < n && m.sameBlock(src, at+same, cell) {
+		if out != nil {
+			*out = append(*out, cell)
+		}
+		last = cell
+		same++
+		cell = m.content.next[cell]
 	}
 	return same, last
 }
