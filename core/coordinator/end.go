@@ -72,7 +72,7 @@ func (c *Coordinator) release(r *request) error {
 	r.seqs, r.mapping = r.seqs[:0], r.mapping[:0]
 	r.state, r.handle, r.pending, r.awaiting = entryFree, 0, false, false
 	c.active--
-	return failed
+	return internal(failed)
 }
 
 // quarantine keeps everything a request owns: its pages may still be written.

@@ -32,10 +32,19 @@ func (c *Coordinator) breakOff(r *request, err error) error {
 	return c.fail(r, err)
 }
 
-// fail leaves a request only Finish and Abandon.
+// fail leaves a request only Finish and Abandon. Its errors come from below
+// after every argument was checked, so they are faults of ours, whatever code
+// the manager gave them.
 func (c *Coordinator) fail(r *request, err error) error {
 	r.stage = StageFinishing
-	return err
+	return internal(err)
+}
+
+func internal(err error) error {
+	if err == nil || status.CodeOf(err) == status.Internal {
+		return err
+	}
+	return status.New(status.Internal, "coordinator and manager disagree: %v", err)
 }
 
 // finishUploads ends the uploads that the list carried.
@@ -121,7 +130,7 @@ func (c *Coordinator) commitOp(op opKind, r *request) error {
 		err = c.commitCompaction(r)
 	case opFinish:
 		r.pending = false
-		err = c.publishFrozen(r)
+		err = internal(c.publishFrozen(r))
 		if e := c.release(r); err == nil {
 			err = e
 		}
