@@ -122,9 +122,10 @@ func TestReport_BaseLongerThanDraft(t *testing.T) { // TensorRT-LLM #10875
 }
 
 func TestReport_AttentionHitWithoutRecurrentState(t *testing.T) { // vllm #43090
-	r := newRig(t, KindHybrid, slots(1, 1))
+	r := newRig(t, KindHybrid, slots(2, 2))
 	r.publish(prompts(seq(1, 6)))
-	r.publish(prompts(seq(1, 11))) // its capture takes the only slot
+	r.publish(prompts(seq(1, 11)))
+	r.publish(prompts(seq(2, 5))) // takes the slot of the checkpoint at 6
 	if got := r.hit(prompts(seq(1, 9))); got != 0 {
 		t.Errorf("start %d: the pages of two blocks are there, a state is not", got)
 	}
@@ -137,11 +138,11 @@ func TestReport_EvictedBlockLosesItsIdentity(t *testing.T) { // kvcached #362
 	r := newRig(t, KindVanilla, pages(8))
 	r.publish(prompts(seq(1, 9)))
 	r.publish(prompts(seq(2, 32))) // takes the whole pool
-	if got := r.hit(prompts(seq(1, 9))); got != 0 {
-		t.Errorf("evicted prompt: start %d, want 0", got)
-	}
 	if got := r.hit(prompts(seq(2, 32))); got != 28 {
 		t.Errorf("start %d, want 28", got)
+	}
+	if got := r.hit(prompts(seq(1, 9))); got != 0 {
+		t.Errorf("evicted prompt: start %d, want 0", got)
 	}
 }
 
