@@ -81,7 +81,7 @@ func (d *digester) block(parent Hash128, tokens []int32, media []Hash128, extras
 			}
 		}
 	}
-	b = encodeExtras(b, extras, true)
+	b = encodeExtras(b, extras)
 	d.buf = b
 	return cut(sha256.Sum256(b))
 }

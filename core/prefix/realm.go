@@ -16,16 +16,9 @@ type realm struct {
 
 // encodeExtras appends an unambiguous form: every field has a fixed width or a
 // count before it, every optional field a presence byte (C-3, C-4, C-6).
-func encodeExtras(b []byte, e *Extras, attention bool) []byte {
-	flag := func(on bool) byte {
-		if on {
-			return 1
-		}
-		return 0
-	}
+func encodeExtras(b []byte, e *Extras) []byte {
 	le := binary.LittleEndian
 	hash := func(h Hash128) { b = le.AppendUint64(le.AppendUint64(b, h.Hi), h.Lo) }
-	b = append(b, flag(attention))
 	if e == nil {
 		e = &noExtras
 	}
@@ -54,9 +47,16 @@ func encodeExtras(b []byte, e *Extras, attention bool) []byte {
 
 var noExtras Extras
 
+func flag(on bool) byte {
+	if on {
+		return 1
+	}
+	return 0
+}
+
 // findRealm returns the realm of some extras, or -1; its encoded name stays in m.name.
 func (m *Manager) findRealm(e *Extras, attention bool) int32 {
-	m.name = encodeExtras(m.name[:0], e, attention)
+	m.name = encodeExtras(append(m.name[:0], flag(attention)), e)
 	if r, ok := m.realmOf[string(m.name)]; ok {
 		return r
 	}
