@@ -32,7 +32,9 @@ func (t *PageTable) PlanUpload(cache Cache, dst []Command) (int, error) {
 	return l.n, nil
 }
 
-// plan is PlanUpload without the checks, for the coordinator.
+// plan is PlanUpload without the checks, for the coordinator: it checked room,
+// and it only writes rows through SetRow, AppendRow and CompactRows, which check
+// every id. Scanning whole rows again would make a grown row cost its length.
 func (t *PageTable) plan(cache Cache, l *list) {
 	if t.dirty == 0 {
 		return
