@@ -22,13 +22,13 @@ func encodeExtras(b []byte, e *Extras) []byte {
 	if e == nil {
 		e = &noExtras
 	}
-	b = append(b, flag(e.Adapter.Present))
+	b = append(b, presence(e.Adapter.Present))
 	if e.Adapter.Present {
 		hash(e.Adapter.ID)
 		b = le.AppendUint64(b, e.Adapter.Generation)
 	}
 	for _, o := range [...]*OptionalHash{&e.Position, &e.Embedding, &e.Isolation} {
-		b = append(b, flag(o.Present))
+		b = append(b, presence(o.Present))
 		if o.Present {
 			hash(o.Hash)
 		}
@@ -47,7 +47,7 @@ func encodeExtras(b []byte, e *Extras) []byte {
 
 var noExtras Extras
 
-func flag(on bool) byte {
+func presence(on bool) byte {
 	if on {
 		return 1
 	}
@@ -56,7 +56,7 @@ func flag(on bool) byte {
 
 // findRealm returns the realm of some extras, or -1; its encoded name stays in m.name.
 func (m *Manager) findRealm(e *Extras, attention bool) int32 {
-	m.name = encodeExtras(append(m.name[:0], flag(attention)), e)
+	m.name = encodeExtras(append(m.name[:0], presence(attention)), e)
 	if r, ok := m.realmOf[string(m.name)]; ok {
 		return r
 	}
