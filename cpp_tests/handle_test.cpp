@@ -1,0 +1,223 @@
+// The request handle: moved, dropped in every phase, drained or not, quarantined,
+// poisoned, shut down.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "host_cache.hpp"
+
+namespace {
+
+using namespace test;
+using Status = ContextCacheCoordinatorStatus;
+using Kind = ContextCacheDeploymentKind;
+using Handle = ContextCacheCoordinator::RequestHandle;
+
+std::vector<int32_t> gStore(4);
+
+/// Brings a request to a named place of its walk.
+struct Place {
+    char const* name;
+    Kind kind;
+    bool pending;  // device work in flight: dropping has to drain
+};
+
+Place const kPlaces[] = {
+    {"admitted", Kind::kVanilla, false},  {"prefill", Kind::kVanilla, true},    {"captured", Kind::kHybrid, true},
+    {"settled", Kind::kVanilla, false},   {"frozen", Kind::kEagle, true},       {"decode", Kind::kVanilla, true},
+    {"compaction", Kind::kVanilla, true}, {"finishing", Kind::kVanilla, false},
+};
+
+Handle bring(Rig& rig, Place const& place) {
+    static Tensor mapping(gStore.data(), DataType::kInt32, 4);
+    std::string const name = place.name;
+    auto admission = admissionOf({tokensOf(7)});
+    if (place.kind == Kind::kEagle) {
+        admission.executionMode = ContextCacheExecutionMode::kEagle;
+    }
+    auto admitted = begin(*rig, admission);
+    auto& r = admitted.request;
+    if (name == "admitted") return std::move(r);
+    rig->preparePrefill(r);
+    if (name == "prefill") return std::move(r);
+    rig->enqueuePrefillCaptures(r);
+    if (name == "captured") return std::move(r);
+    std::vector<int32_t> const common{7};
+    rig->finalizePrefillPublication(r, Advances({7}).list, place.kind == Kind::kEagle ? &common : nullptr);
+    if (name == "settled" || name == "frozen") return std::move(r);
+    if (name == "decode") {
+        rig->prepareDecodeStep(r);
+        return std::move(r);
+    }
+    rig->beginBatchCompaction(r, {-1}, 0, mapping);
+    if (name == "compaction") return std::move(r);
+    rig->compactBatch(r);
+    rig.synchronizer.calls = 0;
+    return std::move(r);
+}
+
+class HandleInEveryPhase : public testing::TestWithParam<Place> {};
+
+TEST_P(HandleInEveryPhase, C104_DroppedAndDrained) {
+    Rig rig(GetParam().kind);
+    size_t const before = [&] {
+        auto request = bring(rig, GetParam());
+        EXPECT_EQ(inspect(request).deviceWorkPending, GetParam().pending);
+        return rig->manager().records().size();
+    }();
+    EXPECT_EQ(rig.synchronizer.calls, GetParam().pending ? 1 : 0);
+    EXPECT_EQ(rig->manager().records().size(), before) << "dropping publishes nothing";
+    EXPECT_EQ(rig->metrics().activeRequests, 0U);
+    EXPECT_EQ(rig->metrics().pools[0].active, 0U);
+    EXPECT_EQ(rig->metrics().pools[2].active, 0U);
+    EXPECT_FALSE(rig->metrics().poisoned);
+    rig->manager().checkInvariants();
+    EXPECT_EQ(serve(*rig, {tokensOf(3, 8)}), std::vector<int32_t>{0});
+}
+
+TEST_P(HandleInEveryPhase, C105_DroppedAndNotDrained) {
+    for (bool const throws : {false, true}) {
+        Rig rig(GetParam().kind);
+        {
+            auto request = bring(rig, GetParam());
+            rig.synchronizer.answer = cudaErrorUnknown;
+            rig.synchronizer.throws = throws;
+        }
+        EXPECT_EQ(rig->metrics().poisoned, GetParam().pending);
+        EXPECT_EQ(rig->metrics().activeRequests, GetParam().pending ? 1U : 0U);
+        auto const begun = rig->beginRequest(admissionOf({tokensOf(4)}), kStream).status;
+        EXPECT_EQ(begun, GetParam().pending ? Status::kPoisoned : Status::kOk);
+        EXPECT_EQ(rig->shutdown(), GetParam().pending ? Status::kPoisoned : Status::kOk);
+        rig.synchronizer.answer = cudaSuccess;
+        rig.synchronizer.throws = false;
+        EXPECT_EQ(rig->shutdown(), Status::kOk) << "C-107: repeatable";
+        EXPECT_EQ(rig->metrics().pools[0].active, 0U);
+        EXPECT_EQ(rig->metrics().poisoned, GetParam().pending) << "C-106, D-7: for good";
+        rig->manager().checkInvariants();
+    }
+}
+
+TEST_P(HandleInEveryPhase, C103_FinishedAnywhere) {
+    Rig rig(GetParam().kind);
+    auto request = bring(rig, GetParam());
+    EXPECT_EQ(rig->finish(request), Status::kOk);
+    EXPECT_EQ(rig.synchronizer.calls, GetParam().pending ? 1 : 0);
+    EXPECT_FALSE(request.valid());
+    EXPECT_EQ(rig->finish(request), Status::kOk) << "idempotent";
+    EXPECT_EQ(rig->metrics().pools[0].active, 0U);
+    EXPECT_EQ(rig->metrics().pools[2].active, 0U);
+    EXPECT_EQ(rig->shutdown(), Status::kOk);
+    EXPECT_EQ(serve(*rig, {tokensOf(3, 8)}), std::vector<int32_t>{0});
+}
+
+TEST_P(HandleInEveryPhase, C108_DestroyingTheCoordinatorUnderIt) {
+    auto const& place = GetParam();
+    GTEST_FLAG_SET(death_test_style, "threadsafe");  // a bare fork cannot run the library
+    EXPECT_DEATH(
+        {
+            Rig rig(place.kind);
+            auto request = bring(rig, place);
+            rig.coordinator.reset();
+        },
+        "live or quarantined");
+}
+
+std::string nameOf(testing::TestParamInfo<Place> const& place) { return place.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Handle, HandleInEveryPhase, testing::ValuesIn(kPlaces), nameOf);
+
+class HandleWithPendingWork : public testing::TestWithParam<Place> {};
+
+TEST_P(HandleWithPendingWork, AThrowingSynchronizerPassesThroughFinish) {
+    Rig rig(GetParam().kind);
+    auto request = bring(rig, GetParam());
+    rig.synchronizer.throws = true;
+    EXPECT_THROW(rig->finish(request), std::runtime_error);
+    EXPECT_TRUE(request.valid()) << "still there: finish can be repeated";
+    rig.synchronizer.throws = false;
+    EXPECT_EQ(rig->finish(request), Status::kOk);
+    EXPECT_FALSE(rig->metrics().poisoned);
+}
+
+TEST_P(HandleWithPendingWork, AFailedSynchronizationPoisonsFinish) {
+    Rig rig(GetParam().kind);
+    auto request = bring(rig, GetParam());
+    rig.synchronizer.answer = cudaErrorUnknown;
+    EXPECT_EQ(rig->finish(request), Status::kPoisoned);
+    EXPECT_FALSE(request.valid());
+    EXPECT_GT(rig->metrics().activeRequests, 0U) << "quarantined";
+    rig.synchronizer.answer = cudaSuccess;
+    EXPECT_EQ(rig->shutdown(), Status::kOk);
+    EXPECT_EQ(rig->metrics().activeRequests, 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Handle, HandleWithPendingWork,
+                         testing::Values(kPlaces[1], kPlaces[2], kPlaces[4], kPlaces[5], kPlaces[6]), nameOf);
+
+TEST(HandleTest, C108_DestroyingAQuarantine) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    EXPECT_DEATH(
+        {
+            Rig rig;
+            bring(rig, kPlaces[1]);  // dropped at once, in the prefill
+            rig.synchronizer.answer = cudaErrorUnknown;
+            bring(rig, kPlaces[1]);
+            rig.coordinator.reset();
+        },
+        "live or quarantined");
+}
+
+TEST(HandleTest, C82_EmptyAndForeignHandlesThrow) {
+    Rig one;
+    Rig two;
+    auto admitted = begin(*one, admissionOf({tokensOf(4)}));
+    EXPECT_THROW(two->preparePrefill(admitted.request), std::runtime_error);
+    EXPECT_THROW(two->finish(admitted.request), std::runtime_error);
+    Handle moved = std::move(admitted.request);
+    EXPECT_TRUE(moved.valid());
+    EXPECT_FALSE(admitted.request.valid());
+    EXPECT_THROW(one->preparePrefill(admitted.request), std::runtime_error);
+    EXPECT_THROW(inspect(admitted.request), std::runtime_error);
+    EXPECT_EQ(one->finish(admitted.request), Status::kOk) << "empty";
+    EXPECT_EQ(one->preparePrefill(moved), Status::kOk);
+    EXPECT_EQ(one->finish(moved), Status::kOk);
+}
+
+TEST(HandleTest, C107_ShutdownWithALiveRequest) {
+    Rig rig;
+    auto admitted = begin(*rig, admissionOf({tokensOf(4)}));
+    EXPECT_EQ(rig->shutdown(), Status::kRequestFailed);
+    rig->finish(admitted.request);
+    EXPECT_EQ(rig->shutdown(), Status::kOk);
+    EXPECT_EQ(rig->shutdown(), Status::kOk);
+    EXPECT_EQ(serve(*rig, {tokensOf(4)}), std::vector<int32_t>{0}) << "it closes nothing";
+}
+
+// A fault of the runtime's own cache manager passes through, and the request ends cleanly.
+TEST(HandleTest, FaultsOfTheCacheManagerPassThrough) {
+    for (std::string const call : {"reset", "compact", "batch"}) {
+        Rig rig;
+        rig.base.failOn = call;
+        std::vector<int32_t> store(4);
+        Tensor mapping(store.data(), DataType::kInt32, 4);
+        auto admitted = begin(*rig, admissionOf({tokensOf(4, 1), tokensOf(4, 2)}));
+        auto& r = admitted.request;
+        if (call == "reset") {
+            EXPECT_THROW(rig->preparePrefill(r), std::runtime_error);
+        } else {
+            rig->preparePrefill(r);
+            rig->finalizePrefillPublication(r, Advances({4, 4}).list);
+            rig->beginBatchCompaction(r, {0, -1}, 1, mapping);
+            EXPECT_THROW(rig->compactBatch(r), std::runtime_error);
+        }
+        EXPECT_TRUE(r.valid());
+        rig.base.failOn.clear();
+        EXPECT_THROW(rig->prepareDecodeStep(r), std::runtime_error) << "only the end is legal";
+        EXPECT_EQ(rig->finish(r), Status::kOk);
+        EXPECT_GE(rig.synchronizer.calls, 1);
+        EXPECT_EQ(rig->metrics().pools[0].active, 0U);
+        rig->manager().checkInvariants();
+    }
+}
+
+}  // namespace
