@@ -303,3 +303,15 @@ func TestConfigIsChecked(t *testing.T) {
 		wantErr(t, err, status.InvalidArgument, c.text)
 	}
 }
+
+// S-13: a key costs address space when it is opened, and memory where rows are.
+func TestS13_TheFirstSaveTouchesOnlyItsRows(t *testing.T) {
+	r := newRig(t, Config{NumBlocks: 1 << 20, BlockSize: 16}) // 128 MiB of rows of 8 bytes
+	r.begin(nil, arrive(1)...)
+	r.discard(r.save(map[string]uint64{"h": 1, "d": 1}, chunk{1, span(1<<23, 1<<23+4)}))
+	for _, name := range []string{"h", "d"} {
+		if n := r.c.keys[r.keys[name]].mirror.Memory().Resident(); n > 4<<20 {
+			t.Errorf("key %s: %d bytes resident after a save of 4 rows", name, n)
+		}
+	}
+}

@@ -52,8 +52,8 @@ type traceStep struct {
 
 func traceSeeds(t *testing.T) []uint64 {
 	n := uint64(12)
-	if testing.Short() {
-		n = 4
+	if testing.Short() || raceEnabled { // one thread: the race detector has nothing to see
+		n = 2
 	}
 	if v, err := strconv.ParseUint(os.Getenv("OMNI_TRACES"), 10, 32); err == nil {
 		n = v
@@ -68,7 +68,7 @@ func traceSeeds(t *testing.T) []uint64 {
 func TestTraceAgainstModel(t *testing.T) {
 	for _, mode := range []string{"eager", "threaded", "committer"} {
 		for _, seed := range traceSeeds(t) {
-			t.Run(fmt.Sprintf("%s/%d", mode, seed), func(t *testing.T) { runTrace(t, mode, seed, 250) })
+			t.Run(fmt.Sprintf("%s/%d", mode, seed), func(t *testing.T) { runTrace(t, mode, seed, 200) })
 		}
 	}
 }

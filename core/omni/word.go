@@ -45,8 +45,9 @@ func base(k kind, owner uint64) word { return word(k)<<kindShift | word(owner) }
 // committed is w as a row that is in the mirror; the version stays (O-4).
 func (w word) committed() word { return base(kindStep, 0) | w&versionMask }
 
-// State is what a (slot, key) looks like from outside.
-type State uint8
+// State is what a (slot, key) looks like from outside. It is as wide as in the C
+// interface, which has SlotState written straight into its caller's array.
+type State uint32
 
 const (
 	Absent    State = 0 // never written

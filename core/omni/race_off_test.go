@@ -1,0 +1,5 @@
+//go:build !race
+
+package omni
+
+const raceEnabled = false
