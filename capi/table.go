@@ -24,6 +24,9 @@ type pageTable struct {
 	owned    bool           // the mirror is ours
 	staging  unsafe.Pointer // pinned, the size of the mirror
 	uploaded gpu.Event      // after the last upload (C-78)
+	recorded bool           // uploaded was recorded at least once
+	unmarked bool           // copies are on last that uploaded does not cover: a record failed
+	last     gpu.Stream     // of the last upload
 	commands []coordinator.Command
 	user     *contextCache // the coordinator that uses it, nil for none
 	closing  bool          // destroy has begun
@@ -111,7 +114,7 @@ func (t *pageTable) close() {
 	}
 	if t.uploaded != 0 {
 		if t.t.UploadPending() {
-			_ = t.dev.Await(t.uploaded)
+			_ = t.settle()
 		}
 		_ = t.dev.FreeEvent(t.uploaded)
 	}
@@ -128,16 +131,40 @@ func (t *pageTable) close() {
 func (t *pageTable) exec(c *coordinator.Command, stream gpu.Stream) error {
 	switch c.Kind {
 	case coordinator.CmdWaitUpload:
-		return t.dev.Await(t.uploaded)
+		return t.settle()
 	case coordinator.CmdUploadRows:
 		offset, n := int64(c.Slot)*t.rowBytes(), int64(c.Count)*t.rowBytes()
 		src := unsafe.Add(t.staging, offset)
 		copy(unsafe.Slice((*int32)(src), n/entryBytes), t.t.Rows(c.Slot, c.Count))
-		return t.dev.CopyToDevice(stream, t.mirror+gpu.Addr(offset), src, n)
+		if err := t.dev.CopyToDevice(stream, t.mirror+gpu.Addr(offset), src, n); err != nil {
+			return err
+		}
+		t.last, t.unmarked = stream, true
+		return nil
 	case coordinator.CmdRecordUpload:
-		return t.dev.Record(t.uploaded, stream)
+		if err := t.dev.Record(t.uploaded, stream); err != nil {
+			return err
+		}
+		t.recorded, t.unmarked = true, false
+		return nil
 	}
 	return status.New(status.Internal, "page table: command %v is not of a table", c)
+}
+
+// settle waits until staging is free (C-78). The event does not cover copies of an
+// upload that failed before its record, nor anything before the first one.
+func (t *pageTable) settle() error {
+	switch {
+	case t.unmarked:
+		if err := t.dev.Drain(t.last); err != nil {
+			return err
+		}
+		t.unmarked = false
+		return nil
+	case t.recorded:
+		return t.dev.Await(t.uploaded)
+	}
+	return nil
 }
 
 func enterTable(h C.pc_handle) (*pageTable, *entry, *status.Error) {
