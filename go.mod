@@ -3,10 +3,12 @@ module libprefixcache
 go 1.26
 
 require (
-	github.com/google/go-cmp v0.7.0 // indirect
+	github.com/klauspost/cpuid/v2 v2.4.2
+	gorgonia.org/cu v0.9.6
+)
+
+require (
 	github.com/google/uuid v1.1.1 // indirect
-	github.com/klauspost/cpuid/v2 v2.4.2 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	golang.org/x/sys v0.41.0 // indirect
-	gorgonia.org/cu v0.9.6 // indirect
 )

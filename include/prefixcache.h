@@ -118,7 +118,7 @@ PC_API const char *pc_status_name(pc_status status);
 PC_API const char *pc_last_error(void);
 
 /*
- * Name of the row kernel in use: "generic", "sse2", "avx2" or "avx512". The
+ * Name of the row kernel in use: "generic", "sse2" or "avx2". The
  * environment variable PREFIXCACHE_KERNEL, read at load, forces one; a value
  * that this CPU cannot run is ignored with one warning in the log.
  */
