@@ -25,7 +25,7 @@ from prefixcache.replay.traces import TOKENS_PER_ID, TraceError, TraceRequest, r
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 # Few blocks for the requests: they are recycled all the time, and requests are preempted.
-TIGHT = ["--blocks", "300", "--block-size", "16", "--batch", "8", "--batch-tokens", "512", "--quiet"]
+TIGHT = ["--blocks", "220", "--block-size", "16", "--batch", "8", "--batch-tokens", "1024", "--quiet"]
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,12 @@ def test_right_manager_passes_and_the_traffic_has_everything(capsys, trace):
 def test_drop_in_passes(capsys, trace, mode):
     import prefixcache.omni
 
-    code, text = replay(capsys, trace, "--requests", "200", mode, *TIGHT, backend=prefixcache.omni)
+    arguments = ["--requests", "250", "--abort-rate", "0.2", "--preempt-rate", "0.02", "--staging-bytes", "30000"]
+    code, text = replay(capsys, trace, mode, *arguments, *TIGHT, backend=prefixcache.omni)
     assert code == 0, text
+    # The rarer paths of the cache were taken, so their rows were among those checked.
+    for what in ("hits", "preserved", "absent", "displaced", "deferred", "flushes"):
+        assert number(text, "cache events", what) > 0, f"no {what}\n{text}"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -311,6 +315,8 @@ def test_rows_differ_in_every_word_and_explain_themselves():
     content, other = RowContent("a", 4), RowContent("b", 4)
     prints = request_fingerprints([1], 100, 1, serial=1)
     rows = content.fill(prints, np.zeros((101, 4), np.uint64)).copy()
+    long = np.tile(prints, 9)  # many short rows are made in another way
+    assert np.array_equal(content.fill(long, np.zeros((909, 4), np.uint64)), np.tile(rows, (9, 1)))
     assert all(len(set(column.tolist())) == 101 for column in rows.T)
     assert not np.any(rows == other.fill(prints, np.zeros((101, 4), np.uint64)))
     assert content.explain(rows[3]) == "row of another token"

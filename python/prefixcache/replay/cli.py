@@ -24,7 +24,11 @@ from prefixcache.replay.report import ProgressBar, memory_of_process, mib
 from prefixcache.replay.scheduler import Scheduler
 from prefixcache.replay.traces import TraceError, TraceRequest, read_trace, write_trace
 
-_GENERATED_REQUESTS = 1_500
+_GENERATED_REQUESTS = 3_000
+# Few enough for the generated traffic to recycle every block many times.
+_GENERATED_BLOCKS = 16_384
+# Counters of the library that say which of its rarer paths the traffic took.
+_EVENTS = ("hits", "preserved_bytes", "absent_rows", "displaced_rows", "deferred_writes", "flushes", "staging_waits")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,11 +43,24 @@ def parser() -> argparse.ArgumentParser:
     o = EngineOptions()
     p.add_argument("--trace", metavar="FILE", help="trace to replay (JSON lines); without it one is generated")
     p.add_argument("--write-trace", metavar="FILE", help="write the requests to a trace file and stop")
-    p.add_argument("--requests", type=_positive, metavar="N", help="first N requests; generated: 1500 if not given")
+    p.add_argument(
+        "--requests", type=_positive, metavar="N", help=f"first N requests; {_GENERATED_REQUESTS} if generated"
+    )
     p.add_argument("--time-limit", type=float, metavar="SECONDS", help="take no more requests after this time")
     p.add_argument("--width", type=_width, default=o.width, metavar="BYTES", help="bytes of a hidden row")
     p.add_argument("--block-size", type=_positive, default=o.block_size, metavar="TOKENS", help="slots of a KV block")
-    p.add_argument("--blocks", type=_positive, default=o.num_blocks, metavar="N", help="KV blocks")
+    p.add_argument(
+        "--blocks",
+        type=_positive,
+        metavar="N",
+        help=f"KV blocks; {o.num_blocks} for a trace file and {_GENERATED_BLOCKS} for a generated one if not given",
+    )
+    p.add_argument(
+        "--staging-bytes",
+        type=_positive,
+        metavar="N",
+        help="cap on bytes that are not in the cache yet; 8 MiB for rows of 64 bytes if not given",
+    )
     p.add_argument(
         "--batch-tokens", type=_positive, default=o.batch_tokens, metavar="N", help="tokens of a step at most"
     )
@@ -85,6 +102,8 @@ def main(arguments: Sequence[str] | None = None, backend: Any = None) -> int:
             write_trace(args.write_trace, requests)
             print(f"{len(requests):,} requests written to {args.write_trace}")
             return 0
+        if args.blocks is None:
+            args.blocks = EngineOptions().num_blocks if args.trace is not None else _GENERATED_BLOCKS
         if backend is None:
             backend = importlib.import_module(args.manager)
     except (OSError, TraceError) as e:
@@ -119,6 +138,7 @@ class Replay:
             num_blocks=args.blocks,
             batch_tokens=args.batch_tokens,
             max_running=args.batch,
+            staging_bytes=args.staging_bytes or 0,
             eager=True if args.eager else False if args.threaded else None,
             leftover_rate=args.leftover_rate,
             sparse_rate=args.sparse_rate,
@@ -145,13 +165,13 @@ class Replay:
             self.failure = traceback.format_exc()
         finally:
             self.seconds = time.monotonic() - started
-            memory = self._memory_lines()
+            lines = self._cache_lines()
             bar.close()
             try:
                 self.engine.close()
             except Exception:
                 self.failure = self.failure or traceback.format_exc()
-        print("\n".join(self.summary(memory)))
+        print("\n".join(self.summary(lines)))
         if self.interrupted:
             return 130
         return 0 if self.failure is None and self.engine.checker.result.right else 1
@@ -179,7 +199,7 @@ class Replay:
         if left:
             self.failure = f"the cache still holds something after the last request ended: {left}"
 
-    def _memory_lines(self) -> list[str]:
+    def _cache_lines(self) -> list[str]:
         now, stats = memory_of_process(), {}
         with contextlib.suppress(Exception):  # a broken cache is reported elsewhere
             stats = _stats_of(self.engine.manager)
@@ -191,13 +211,20 @@ class Replay:
             parts.append(f"address space {mib(stats['reserved_bytes'])}")
         row = sum(8 * c.words for c in self.engine.contents.values())
         parts.append(f"rows of all slots would be {mib(row * self.args.blocks * self.args.block_size)}")
-        return [f"memory held       {', '.join(parts)}"]
+        lines = [f"memory held       {', '.join(parts)}"]
+        events = {name: stats[name] for name in _EVENTS if name in stats}
+        if events:
+            lines.append(
+                "cache events      " + ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in events.items())
+            )
+        return lines
 
-    def summary(self, memory: list[str]) -> list[str]:
+    def summary(self, cache: list[str]) -> list[str]:
         """The lines that the replay prints at its end."""
         s, check, args = self.scheduler.stats, self.engine.checker.result, self.args
         source = args.trace or f"generated (seed {args.seed})"
         ended = s.finished + s.aborted
+        row_bytes = " + ".join(str(8 * c.words) for c in self.engine.contents.values())
         extra = f", {self.too_long} longer than the KV cache left out" if self.too_long else ""
         whole = "all of" if self.taken == len(self.requests) else f"{self.taken:,} of"
         lines = [
@@ -208,10 +235,11 @@ class Replay:
             f"({s.computed_tokens / max(self.seconds, 1e-9):,.0f} tokens/s with all checks)",
             f"hit rate          {s.hit_tokens / max(1, s.prompt_tokens):.4f} of prompt tokens "
             f"({s.hit_tokens:,} tokens, {s.same_step_hits:,} requests hit rows of their own step)",
-            f"steps             {self.scheduler.step:,}",
+            f"steps             {self.scheduler.step:,} of {args.batch} requests and {args.batch_tokens:,} tokens at most; "
+            f"{args.blocks:,} blocks of {args.block_size}; rows of {row_bytes} bytes",
             f"rows checked      {check.rows:,}, and {check.values:,} other values",
             f"wrong rows        {check.wrong:,}, and {check.wrong_values:,} other values",
-            *memory,
+            *cache,
             *self.engine.costs.lines(),
         ]
         if check.kinds:

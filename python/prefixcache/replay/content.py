@@ -66,7 +66,13 @@ class RowContent:
 
     def fill(self, fingerprints: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Rows of these fingerprints into the first rows of ``out``; returns those."""
-        return np.multiply(fingerprints[:, None], self.multipliers, out=out[: len(fingerprints)])
+        rows = out[: len(fingerprints)]
+        if self.words > 4 or len(rows) < 512:
+            return np.multiply(fingerprints[:, None], self.multipliers, out=rows)
+        # Short rows: numpy's inner loop would run over a few words only.
+        for word, multiplier in enumerate(self.multipliers):
+            np.multiply(fingerprints, multiplier, out=rows[:, word])
+        return rows
 
     def explain(self, row: np.ndarray) -> str:
         """What a row that should have been another one is, for the report."""

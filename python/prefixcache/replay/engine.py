@@ -46,10 +46,11 @@ class EngineOptions:
     batch_tokens: int = 8_192
     max_running: int = 64
     eager: bool | None = None  # None: the manager's own choice
-    staging_bytes: int = 64 << 20  # small enough that long requests force flushes
+    staging_bytes: int = 0  # 0: 8 MiB for 64-byte rows, so that long requests force flushes
     staging_depth: int = 4
     output_thread_rate: float = 0.15
     late_rate: float = 0.05
+    late_hit_rate: float = 0.3  # of steps with a hit
     discard_rate: float = 0.03
     sparse_rate: float = 0.5
     leftover_rate: float = 0.05
@@ -94,7 +95,7 @@ class Engine:
         config = backend.PrefixCacheConfig(
             num_blocks=options.num_blocks,
             block_size=options.block_size,
-            gpu_staging_bytes=options.staging_bytes,
+            gpu_staging_bytes=options.staging_bytes or (options.width << 17),
             staging_depth=options.staging_depth,
             staging_capacity_tokens=options.batch_tokens + _PAD,
         )
@@ -180,12 +181,14 @@ class Engine:
     def _dispatch(self, record: StepRecord, quiet: bool, begin_s: float, save_s: float) -> None:
         options, draw = self.options, self._rng.random()
         held, self._held = self._held, None
+        # Late reads are worth most where a prefix is read: its blocks may be gone by then.
+        late = options.late_hit_rate if record.hits else options.late_rate
         if draw < options.discard_rate:
             self.manager.discard_step(record.step_id)
-        elif draw < options.discard_rate + options.output_thread_rate:
-            self._output.put(record, self._asked(record))
-        elif draw < options.discard_rate + options.output_thread_rate + options.late_rate and held is None:
+        elif draw < options.discard_rate + late and held is None:
             self._held = record
+        elif draw < options.discard_rate + late + options.output_thread_rate:
+            self._output.put(record, self._asked(record))
         else:
             seconds = self._consume(record, self._asked(record))
             if quiet:
