@@ -232,8 +232,15 @@ func (m *Manager) planHybrid(f *found, req *AcquireRequest) {
 				continue
 			}
 			m.bindCheckpoint(f, i, req)
-			if r.at < reach && pl.Reason == ReasonNone {
-				pl.Reason = ReasonCheckpointShort
+			switch pl.Reason {
+			case ReasonNone:
+				if r.at < reach {
+					pl.Reason = ReasonCheckpointShort
+				}
+			case ReasonPromptTooShort: // for a block, not for this checkpoint
+				pl.Reason = ReasonNone
+			default:
+				pl.Reason = ReasonDiverged
 			}
 			return
 		}
