@@ -1,8 +1,6 @@
 package gpu_test
 
 import (
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -305,28 +303,4 @@ func TestErrors_AFaultOnTheDeviceIsForGood(t *testing.T) {
 		t.Errorf("a later call returned %v", err)
 	}
 	faults() // nothing can be freed on a lost context
-}
-
-// The library has to load and answer where there is no driver. The driver of a
-// process is opened once, so each case is a process of its own.
-func TestLoad_WithoutDriver(t *testing.T) {
-	if os.Getenv(noDriver) != "" {
-		_, err := gpu.OpenCUDA(0)
-		refused(t, err, status.Device, os.Getenv(noDriver))
-		if v := cu.Version(); v != -1 {
-			t.Errorf("driver version is %d, expected -1", v)
-		}
-		return
-	}
-	for driver, text := range map[string]string{
-		"none":                      "no CUDA driver: disabled",
-		"/nonexistent/libcuda.so.1": "no CUDA driver: /nonexistent",
-		"libc.so.6":                 "cuInit: CUDA_ERROR_NOT_FOUND: driver libc.so.6", // there, but no driver
-	} {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestLoad_WithoutDriver$")
-		cmd.Env = append(os.Environ(), noDriver+"="+text, "PREFIXCACHE_CUDA_DRIVER="+driver)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s: %v\n%s", driver, err, out)
-		}
-	}
 }

@@ -49,11 +49,11 @@ void simcuda_release(CUstream stream);
 
 /* Calls by what they do, for simcuda_fail_nth. */
 enum {
-    SIMCUDA_ENQUEUE = 1, /* copies, fills, record, wait, stream-ordered memory */
+    SIMCUDA_ENQUEUE = 1, /* copies, fills, record, wait, stream-ordered allocation */
     SIMCUDA_WAIT = 2,    /* synchronise and query */
     SIMCUDA_CREATE = 4,  /* streams, events, memory, registration, pools */
-    SIMCUDA_FREE = 8,
-    SIMCUDA_ASK = 16, /* attributes, contexts, capture state */
+    SIMCUDA_FREE = 8,    /* whatever gives back, stream-ordered too */
+    SIMCUDA_ASK = 16,    /* attributes, contexts, capture state */
     SIMCUDA_ANY = 31
 };
 /* The n-th call from now (1: the next) of these kinds fails with code and does

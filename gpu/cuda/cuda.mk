@@ -29,15 +29,21 @@ $(CUDA_STUB): $(CUDA_DIR)/stub/libcuda_trampoline.c $(CUDA_DIR)/stub/loader.c $(
 CUDA_SIM := $(CUDA_OUT)/libsimcuda.so
 CUDA_SIM_DIR := $(CUDA_ROOT)/cpp_tests/simcuda
 
-$(CUDA_SIM): $(wildcard $(CUDA_SIM_DIR)/*.cpp $(CUDA_SIM_DIR)/*.hpp $(CUDA_SIM_DIR)/*.h) $(CUDA_DIR)/include/cuda.h
+CUDA_SIM_SOURCES := $(addprefix $(CUDA_SIM_DIR)/,allocate.cpp control.cpp driver.cpp memory.cpp queue.cpp stream.cpp transfer.cpp)
+
+$(CUDA_SIM): $(CUDA_SIM_SOURCES) $(wildcard $(CUDA_SIM_DIR)/*.h $(CUDA_SIM_DIR)/*.hpp) $(CUDA_DIR)/include/cuda.h
 	@mkdir -p $(CUDA_OUT)
-	$(CXX) -std=c++17 -O2 -g -fPIC -shared -Wall -Wextra -Werror -I$(CUDA_DIR)/include $(CUDA_SIM_DIR)/*.cpp -o $@.tmp -pthread
+	$(CXX) -std=c++17 -O2 -g -fPIC -shared -Wall -Wextra -Werror -I$(CUDA_DIR)/include $(CUDA_SIM_SOURCES) -o $@.tmp -pthread
 	@mv $@.tmp $@
 
-.PHONY: cuda-stub cuda-sim cuda-generate cuda-check
+.PHONY: cuda-stub cuda-sim cuda-env cuda-generate cuda-check
 cuda-sim: $(CUDA_SIM)
 
 cuda-stub: $(CUDA_STUB)
+
+# For a shell: eval "$(make -s cuda-env)"
+cuda-env: $(CUDA_STUB)
+	@echo 'export CGO_CFLAGS="$(CUDA_CGO_CFLAGS)" CGO_LDFLAGS="$(CUDA_CGO_LDFLAGS)"'
 
 # After a change of include/cuda.h. The result is committed.
 cuda-generate:

@@ -54,6 +54,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"unsafe"
 
@@ -105,13 +106,33 @@ func Use() error {
 	if os.Getenv("PREFIXCACHE_CUDA_DRIVER") == "" {
 		_, here, _, _ := runtime.Caller(0)
 		root := filepath.Dir(filepath.Dir(filepath.Dir(here)))
-		if out, err := exec.Command("make", "-s", "-C", root, "cuda-sim").CombinedOutput(); err != nil {
-			return fmt.Errorf("make cuda-sim: %v\n%s", err, out)
+		if err := build(root); err != nil {
+			return err
 		}
 		os.Setenv("PREFIXCACHE_CUDA_DRIVER", filepath.Join(root, "build", "cuda", "libsimcuda.so"))
 	}
 	if C.cutramp_init() != 0 || C.present() == 0 {
 		return fmt.Errorf("%s is not a simulated driver", os.Getenv("PREFIXCACHE_CUDA_DRIVER"))
+	}
+	return nil
+}
+
+// build runs make under a lock: several packages may be tested at once.
+func build(root string) error {
+	dir := filepath.Join(root, "build", "cuda")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	lock, err := os.Create(filepath.Join(dir, "simcuda.lock"))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return err
+	}
+	if out, err := exec.Command("make", "-s", "-C", root, "cuda-sim").CombinedOutput(); err != nil {
+		return fmt.Errorf("make cuda-sim: %v\n%s", err, out)
 	}
 	return nil
 }
