@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ def is_step_rows(value: Any, num_tokens: int, padded: int) -> bool:
     """
     if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.layout is not torch.strided:
         return False
-    rows = value.shape[0]
+    rows: int = value.shape[0]
     return rows == num_tokens or (rows == padded and rows > num_tokens)
 
 
@@ -97,10 +96,12 @@ class KeyTable:
             return key
         return self._open(name, tensor, schedule, key)
 
-    def publish(self, keys: Iterable[Key]) -> None:
-        """A save with these keys succeeded."""
-        for key in keys:
-            key.visible = True
+    def visible(self, name: str, tensor: torch.Tensor) -> Key | None:
+        """The key that these rows belong to, if a save has carried it. Opens nothing."""
+        key = self._keys.get(name)
+        if key is None or not key.visible or key.dtype is not tensor.dtype or key.row_shape != tensor.shape[1:]:
+            return None
+        return key
 
     def _open(self, name: str, tensor: torch.Tensor, schedule: int, former: Key | None) -> Key | None:
         shape, dtype = tensor.shape[1:], tensor.dtype

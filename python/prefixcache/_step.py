@@ -1,108 +1,32 @@
-"""The layout of a step's rows, frozen when the step is saved.
-
-A result buffer of one key holds, for each request of the batch in order, its hit rows
-and then its new rows (the layout of ``pc_omni_rows``). In decode the batch rarely
-changes, so layouts are compared with the last step's and used again.
-"""
+"""A saved step until it is consumed: what to read for it, and how it is handed out."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from prefixcache._batch import BatchLayout, RowPlan, runs
+from prefixcache._config import HIDDEN_KEY, StageCacheOutputs
+from prefixcache._errors import OmniPrefixCacheUnmatchError
+from prefixcache._leftovers import element_of
 from prefixcache._rows import Key
 
+# (key number, first request, requests, address, bytes): one destination of a read.
+Read = tuple[int, int, int, int, int]
 
-class BatchLayout:
-    """Who is in the batch, in row order, with how many new rows each. Immutable."""
+# A read of no rows, which only reports what is wrong with its requests.
+NO_KEY = 0xFFFFFFFF
 
-    __slots__ = ("_index", "counts", "ids", "num_requests", "plain", "requests", "scheduled", "total")
-
-    def __init__(self, ids: list[str], scheduled: dict[str, int], numbers: Sequence[int]) -> None:
-        self.ids = ids
-        self.scheduled = scheduled
-        self.counts = array("q", [scheduled[r] for r in ids])
-        self.requests = array("Q", numbers)
-        self.num_requests = len(ids)
-        self.total = sum(self.counts)
-        self.plain = RowPlan(self.counts.tolist(), {})
-        self._index: dict[str, int] | None = None
-
-    @property
-    def index(self) -> dict[str, int]:
-        """Request id -> position in the batch."""
-        # Two threads may both build it; the results are equal.
-        if self._index is None:
-            self._index = {r: i for i, r in enumerate(self.ids)}
-        return self._index
-
-    @property
-    def names(self) -> dict[int, str]:
-        """Request number -> id."""
-        return dict(zip(self.requests, self.ids, strict=True))
-
-    def plan(self, hits: dict[str, int]) -> RowPlan:
-        """Destination rows when requests in ``hits`` have that many prefix tokens."""
-        if not hits:
-            return self.plain
-        by_position = {i: hits[r] for i, r in enumerate(self.ids) if r in hits}
-        if not by_position:
-            return self.plain
-        return RowPlan([n + by_position.get(i, 0) for i, n in enumerate(self.counts)], by_position)
-
-    def span(self, position: int) -> tuple[int, int]:
-        """New rows [start, end) of a request, among the rows of the step."""
-        ends = self.plain.ends
-        return ends[position] - self.counts[position], ends[position]
-
-
-class RowPlan:
-    """Rows of every request in a result buffer."""
-
-    __slots__ = ("ends", "hits", "places", "rows", "sizes", "uniform")
-
-    def __init__(self, sizes: list[int], hits: dict[int, int]) -> None:
-        self.sizes = sizes
-        # Position in the batch -> position in this plan, when it has a part of the batch.
-        self.places: dict[int, int] | None = None
-        self.ends = list(accumulate(sizes))
-        self.rows = self.ends[-1] if sizes else 0
-        self.hits = hits  # position -> hit tokens
-        # The rows of every request when that is one number, else -1.
-        self.uniform = sizes[0] if sizes and sizes.count(sizes[0]) == len(sizes) else -1
-
-    def shape(self, row_shape: torch.Size) -> tuple[int, ...]:
-        """Shape of the buffer; a uniform one has a dimension for the requests, which
-        makes its views cheap."""
-        if self.uniform >= 0:
-            return (len(self.sizes), self.uniform, *row_shape)
-        return (self.rows, *row_shape)
-
-    def part(self, positions: Sequence[int]) -> RowPlan:
-        """The plan of a buffer for some requests of the batch, in ascending order."""
-        part = RowPlan([self.sizes[i] for i in positions], {})
-        part.places = {p: i for i, p in enumerate(positions)}
-        return part
-
-    def place(self, position: int) -> int:
-        """Which view of this plan belongs to a position in the batch."""
-        return position if self.places is None else self.places[position]
-
-    def views(self, buffer: torch.Tensor) -> Sequence[torch.Tensor]:
-        """One view for each request of the batch."""
-        if self.uniform >= 0:
-            return buffer.unbind(0)
-        return buffer.split(self.sizes) if self.sizes else ()
+# Makes the buffer of a key for a plan.
+Allocate = Callable[[Key, RowPlan], torch.Tensor]
 
 
 class StepContext:
-    """What ``materialize`` needs; it never looks at the live batch."""
+    """What ``materialize`` needs, all of it taken at save: the live batch has moved on."""
 
-    __slots__ = ("buffers", "foreign_hidden", "keys", "layout", "leftovers", "plan")
+    __slots__ = ("buffers", "filled", "foreign_hidden", "keys", "layout", "leftovers", "plan")
 
     def __init__(self, layout: BatchLayout, plan: RowPlan) -> None:
         self.layout = layout
@@ -110,6 +34,95 @@ class StepContext:
         self.keys: list[Key] = []
         # One for each key: the buffer that save filled, None where the library keeps the rows.
         self.buffers: list[torch.Tensor | None] = []
+        self.filled = True  # save filled all of them
         self.leftovers: dict[str, Any] = {}
         # Hidden rows that could not be cached (another width than the cached ones).
         self.foreign_hidden: torch.Tensor | None = None
+
+    def positions(self, step_id: int, req_ids: Sequence[str]) -> Sequence[int] | None:
+        """Where the requests are in the batch; None for the batch as it was.
+
+        Raises OmniPrefixCacheUnmatchError for a request that was not in it.
+        """
+        if req_ids == self.layout.ids:
+            return None
+        index = self.layout.index
+        outside = set(req_ids).difference(index)
+        if outside:
+            raise OmniPrefixCacheUnmatchError(
+                f"materialize(step {step_id}) got req ids outside the save snapshot: {sorted(outside)[:8]}"
+            )
+        return [index[r] for r in req_ids]
+
+    def read(
+        self, positions: Sequence[int] | None, wants_hidden: bool, allocate: Allocate
+    ) -> tuple[list[tuple[RowPlan, torch.Tensor]], list[Read]]:
+        """Every key's buffer, and what the library has to put into them.
+
+        Where save filled a buffer only hit rows are missing. Elsewhere a buffer is made
+        now, for the requests asked for and no others.
+        """
+        plan = self.plan
+        hits = [i for i in plan.hits if positions is None or i in positions]
+        if not hits and self.filled:
+            return [(plan, buffer) for buffer in self.buffers if buffer is not None], []
+        buffers: list[tuple[RowPlan, torch.Tensor]] = []
+        reads: list[Read] = []
+        wanted = range(len(plan.sizes)) if positions is None else sorted(set(positions))
+        part = plan if positions is None else plan.part(wanted)
+        for key, buffer in zip(self.keys, self.buffers, strict=True):
+            size = key.row_bytes
+            if buffer is not None:
+                base = buffer.data_ptr()
+                reads += [(key.number, i, 1, base + plan.start(i) * size, plan.sizes[i] * size) for i in hits]
+                buffers.append((plan, buffer))
+                continue
+            buffer = allocate(key, part)
+            at = buffer.data_ptr()
+            for first, count in runs(wanted):
+                nbytes = sum(plan.sizes[first : first + count]) * size
+                reads.append((key.number, first, count, at, nbytes))
+                at += nbytes
+            buffers.append((part, buffer))
+        if wants_hidden and not any(key.name == HIDDEN_KEY for key in self.keys):
+            # A hit promises hidden rows also where this step computed none.
+            reads += [(NO_KEY, i, 1, 0, 0) for i in hits]
+        return buffers, reads
+
+    def outputs(
+        self,
+        buffers: list[tuple[RowPlan, torch.Tensor]],
+        req_ids: Sequence[str],
+        positions: Sequence[int] | None,
+    ) -> StageCacheOutputs:
+        """The result, once the library has filled the buffers."""
+        hidden: dict[str, torch.Tensor] | None = None
+        mm: dict[str, dict[str, Any]] = {}
+        for key, (plan, buffer) in zip(self.keys, buffers, strict=True):
+            result = dict(zip(req_ids, plan.views(buffer, positions), strict=True))
+            if key.name == HIDDEN_KEY:
+                hidden = result
+            else:
+                mm[key.name] = result
+        if not self.leftovers and self.foreign_hidden is None:
+            return StageCacheOutputs(hidden, mm)
+
+        layout = self.layout
+        spans = [layout.span(i) for i in (range(layout.num_requests) if positions is None else positions)]
+        if self.foreign_hidden is not None:
+            rows = self.foreign_hidden
+            hidden = {r: rows[start:end] for r, (start, end) in zip(req_ids, spans, strict=True)}
+        total = layout.new.rows
+        for name, value in self.leftovers.items():
+            mm[name] = {r: element_of(value, start, end, total) for r, (start, end) in zip(req_ids, spans, strict=True)}
+        return StageCacheOutputs(hidden, mm)
+
+    def refuse_foreign_hits(self, req_ids: Sequence[str]) -> None:
+        """No cached prefix fits hidden rows of another width or dtype."""
+        if self.foreign_hidden is None or not self.plan.hits:
+            return
+        for r in req_ids:
+            if self.layout.index[r] in self.plan.hits:
+                raise OmniPrefixCacheUnmatchError(
+                    f"hit span for req {r} key={HIDDEN_KEY} is not readable (cached with another width or dtype)"
+                )

@@ -113,7 +113,7 @@ class Host:
         ]
         return torch.cat(parts) if parts else torch.empty(0, width, dtype=dtype)
 
-    def save(self, mm: dict | None = None, *, hidden: torch.Tensor | None | str = "rows", padded: int = 0) -> int:
+    def save(self, mm: dict | None = None, *, hidden: torch.Tensor | str | None = "rows", padded: int = 0) -> int:
         """Save the step that has begun, with the usual hidden rows unless told otherwise."""
         n = sum(self.scheduled.values())
         if isinstance(hidden, str):
@@ -154,17 +154,19 @@ class Host:
         asked = (ctypes.c_int64 * len(slots))(*slots)
         states = (_ffi.SlotState * len(slots))()
         out = (ctypes.c_uint8 * (len(slots) * k.row_bytes))()
-        lib.check(lib.omni_inspect(self.manager._cache, k.number, asked, len(slots), states, out, ctypes.sizeof(out)))
+        lib.check(
+            lib.omni_inspect(self.manager._cache.handle, k.number, asked, len(slots), states, out, ctypes.sizeof(out))
+        )
         return states, bytes(out)
 
     def check(self) -> None:
         """Every structural invariant of the library holds."""
         lib = _ffi.load()
-        lib.check(lib.omni_check(self.manager._cache))
+        lib.check(lib.omni_check(self.manager._cache.handle))
 
     def fail_write(self, nth: int = 1) -> None:
         lib = _ffi.load()
-        lib.check(lib.omni_fail_write(self.manager._cache, nth))
+        lib.check(lib.omni_fail_write(self.manager._cache.handle, nth))
 
 
 def same(got: torch.Tensor, want: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ def test_error_classes():
 
 def test_hit_not_block_aligned(host):
     host.arrive("B", [0, 1], hit=3)
-    with pytest.raises(OmniPrefixCacheUnmatchError, match="prefix hit not block aligned.*req B"):
+    with pytest.raises(OmniPrefixCacheUnmatchError, match=r"prefix hit not block aligned.*req B"):
         host.begin({"B": 1})
 
 

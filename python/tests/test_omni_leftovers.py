@@ -11,7 +11,7 @@ from omni_host import Host, rows, same
 
 from prefixcache.omni import ModelCachePolicy
 
-Pair = namedtuple("Pair", "left right")  # noqa: PYI024
+Pair = namedtuple("Pair", "left right")
 
 
 def hand_out(host: Host, value: object, scheduled: dict[str, int] | None = None, **save: object) -> dict:

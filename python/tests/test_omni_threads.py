@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import queue
 import subprocess
@@ -156,7 +157,7 @@ def test_arena_memory_is_reused_and_never_under_a_live_view(make_host):
     assert after.acquired - before.acquired == 30
     assert after.recycled - before.recycled > 10
     spans = sorted((v.storage().data_ptr(), v.storage().data_ptr() + ARENA_BYTES) for v, _ in kept)
-    assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
     kept.clear()
     del view
     gc.collect()
@@ -180,7 +181,7 @@ def test_dropped_managers_give_their_memory_back():
         host = Host(num_blocks=1024)
         host.arrive("A", [0])
         host.run({"A": 4}, ("k",))
-    manager, handle = host.manager, host.manager._cache
+    manager, handle = host.manager, host.manager._cache.handle
     assert manager.stats()["unconsumed_steps"] == 1
     del host, manager
     gc.collect()

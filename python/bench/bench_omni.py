@@ -1,0 +1,383 @@
+#!/usr/bin/env python3
+"""Speed of the omni cache, as ratios taken in one run.
+
+Every figure is taken step by step in turn with what it is compared to, so that a noisy
+machine disturbs both alike; the medians are divided. Where ../shared has the original
+manager it is the comparison; a bare memory copy and torch's index_copy_ always are.
+
+usage: bench_omni.py [--check] [--quick] [--threads N]
+
+--check makes the exit code tell whether every target was met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT.parent / "shared" / "reference" / "omni"
+sys.path.insert(0, str(ROOT / "python"))
+
+from prefixcache import omni as product  # noqa: E402
+
+BLOCK = 16
+WIDTH = 2048  # bf16: 4 KiB a row
+MiB = 1 << 20
+
+
+def load_reference() -> Any:
+    """The original manager's module, or None in a clone without ../shared."""
+    if not (REFERENCE / "load_reference.py").is_file():
+        return None
+    sys.path.insert(0, str(REFERENCE))
+    try:
+        import load_reference  # noqa: F401
+        from vllm_omni.core.prefix_cache import interface, manager
+    finally:
+        sys.path.remove(str(REFERENCE))
+    return SimpleNamespace(
+        OmniPrefixCacheManager=manager.OmniPrefixCacheManager,
+        PrefixCacheConfig=interface.PrefixCacheConfig,
+        ModelCachePolicy=interface.ModelCachePolicy,
+    )
+
+
+class MatrixView:
+    """The batch's block tables as one matrix, so that the view costs next to nothing."""
+
+    block_size = BLOCK
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.computed = np.zeros(0, np.int64)
+        self.table = np.zeros((0, 0), np.int64)
+
+    def batch_req_ids(self) -> list[str]:
+        return self.ids
+
+    def step_slots_cpu(self, req_ids: list[str], num_scheduled: dict[str, int]) -> torch.Tensor:
+        n = np.fromiter((num_scheduled[r] for r in req_ids), np.int64, len(req_ids))
+        row = np.repeat(np.arange(len(n)), n)
+        pos = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n) + np.repeat(self.computed, n)
+        return torch.from_numpy(self.table[row, pos // BLOCK] * BLOCK + pos % BLOCK)
+
+
+class Engine:
+    """One manager under test, with hidden rows and one mm key of the same shape."""
+
+    def __init__(self, module: Any, num_blocks: int, *, capacity: int = 1024, depth: int = 4) -> None:
+        self.view = MatrixView()
+        config = module.PrefixCacheConfig(
+            num_blocks=num_blocks, block_size=BLOCK, staging_capacity_tokens=capacity, staging_depth=depth
+        )
+        self.manager = module.OmniPrefixCacheManager(config, self.view, eager=True)
+        self.manager.register_policy(module.ModelCachePolicy())
+        self.waiting: list[Any] = []
+        self.finished: list[str] = []
+
+    def batch(self, ids: list[str], table: np.ndarray, computed: int, *, hit: int = 0) -> None:
+        """The coming steps are of these requests; `hit` tokens of each are in the cache."""
+        self.finished = self.view.ids
+        self.view.ids, self.view.table = ids, table
+        self.view.computed = np.full(len(ids), computed, np.int64)
+        self.waiting = [
+            SimpleNamespace(req_id=r, num_computed_tokens=hit, block_ids=(table[i].tolist(),))
+            for i, r in enumerate(ids)
+        ]
+
+    def save(self, tokens: int, hidden: torch.Tensor, mm: torch.Tensor) -> tuple[float, int]:
+        """Seconds of the step start and the save, and the step."""
+        ids = self.view.ids
+        scheduled = dict.fromkeys(ids, tokens)
+        output = SimpleNamespace(
+            scheduled_new_reqs=self.waiting, finished_req_ids=set(self.finished), num_scheduled_tokens=scheduled
+        )
+        self.waiting, self.finished = [], []
+        n = tokens * len(ids)
+        start = time.perf_counter()
+        self.manager.new_step_starts(output)
+        step = self.manager.save_outputs(hidden[:n], {"mm": mm[:n]}, num_tokens_unpadded=n, num_tokens_padded=n)
+        seconds = time.perf_counter() - start
+        self.view.computed = self.view.computed + tokens
+        return seconds, step
+
+    def step(self, tokens: int, hidden: torch.Tensor, mm: torch.Tensor) -> float:
+        """Seconds of a whole step, without the model."""
+        seconds, step = self.save(tokens, hidden, mm)
+        ids = list(self.view.ids)
+        start = time.perf_counter()
+        out = self.manager.materialize(step, ids)
+        seconds += time.perf_counter() - start
+        assert len(out.hidden_states) == len(ids)
+        return seconds
+
+
+def table_of(requests: int, blocks: int, first: int = 0) -> np.ndarray:
+    return first + np.arange(requests * blocks).reshape(requests, blocks)
+
+
+def tensors(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return tuple(torch.randn(n, WIDTH).to(torch.bfloat16) for _ in range(2))
+
+
+def in_turn(n: int, *jobs: Callable[[], float]) -> list[float]:
+    """Medians of the seconds that each job reports, run one after the other n times."""
+    taken: list[list[float]] = [[] for _ in jobs]
+    for _ in range(n):
+        for job, times in zip(jobs, taken, strict=True):
+            times.append(job())
+    return [statistics.median(times) for times in taken]
+
+
+def timed(job: Callable[[], object]) -> Callable[[], float]:
+    def run() -> float:
+        start = time.perf_counter()
+        job()
+        return time.perf_counter() - start
+
+    return run
+
+
+@dataclass
+class Report:
+    """Prints figures as they come and remembers which targets were missed."""
+
+    missed: list[str] = field(default_factory=list)
+
+    def row(self, what: str, figures: str, value: float, target: str, met: bool | None) -> None:
+        verdict = {True: "ok", False: "MISSED", None: "-"}[met]
+        print(f"{what:<34} {figures:<44} {value:8.2f}  {target:<10} {verdict}", flush=True)
+        if met is False:
+            self.missed.append(what)
+
+    def faster(self, what: str, ours: float, theirs: float | None, target: float) -> None:
+        if theirs is None:
+            print(f"{what:<34} {ours * 1e6:10.0f} us", flush=True)
+            return
+        ratio = theirs / ours
+        self.row(
+            what, f"{ours * 1e6:10.0f} us, original {theirs * 1e6:10.0f} us", ratio, f">= {target:g}", ratio >= target
+        )
+
+    def at_most(self, what: str, figures: str, value: float, target: float) -> None:
+        self.row(what, figures, value, f"<= {target:g}", value <= target)
+
+
+class Stopwatch:
+    """Stands in for a manager's library and adds up the time spent in its calls."""
+
+    def __init__(self, manager: Any) -> None:
+        self.library = manager._cache.library
+        self.seconds = 0.0
+        manager._cache.library = self
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self.library, name)
+        if not callable(function):
+            return function
+
+        def call(*args: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*args)
+            self.seconds += time.perf_counter() - start
+            return result
+
+        setattr(self, name, call)
+        return call
+
+
+def decode(report: Report, reference: Any, steps: int) -> None:
+    for batch, target in ((1, 5), (16, 30), (64, 60), (256, 90)):
+        blocks = (16 + steps + 10) // BLOCK + 2
+        table = table_of(batch, blocks)
+        hidden, mm = tensors(batch * 16)
+        engines = [Engine(m, batch * blocks, capacity=batch * 16) for m in (product, reference) if m]
+        for engine in engines:
+            engine.batch([f"r{i}" for i in range(batch)], table, 0)
+            engine.step(16, hidden, mm)
+            for _ in range(5):
+                engine.step(1, hidden, mm)
+        jobs = [lambda e=e, h=hidden, m=mm: e.step(1, h, m) for e in engines]
+        times = in_turn(steps, *jobs)
+        report.faster(f"decode step, batch {batch}", times[0], times[1] if reference else None, target)
+
+
+def inside_the_library(report: Report, steps: int) -> None:
+    batch = 256
+    blocks = (16 + steps + 10) // BLOCK + 2
+    engine = Engine(product, batch * blocks, capacity=batch * 16)
+    hidden, mm = tensors(batch * 16)
+    engine.batch([f"r{i}" for i in range(batch)], table_of(batch, blocks), 0)
+    engine.step(16, hidden, mm)
+    watch = Stopwatch(engine.manager)
+
+    def inside() -> float:
+        watch.seconds = 0.0
+        engine.step(1, hidden, mm)
+        return watch.seconds
+
+    source, target = (torch.ones(2 * batch * WIDTH * 2, dtype=torch.uint8) for _ in range(2))
+    copy = timed(lambda: ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel()))
+    in_turn(5, inside, copy)
+    ours, bare = in_turn(steps, inside, copy)
+    report.at_most("library time, batch 256", f"{ours * 1e6:10.0f} us, bare copy {bare * 1e6:9.0f} us", ours / bare, 2)
+
+
+def prefill(report: Report, reference: Any, rounds: int) -> None:
+    for batch in (16, 64):
+        tokens = 256
+        blocks = tokens // BLOCK
+        hidden, mm = tensors(batch * tokens)
+        faults: list[int] = []
+
+        table = table_of(batch, blocks)
+
+        def step(engine: Engine, batch: int = batch, table: np.ndarray = table) -> float:
+            # New requests on the blocks of the last ones.
+            engine.batch([f"{time.monotonic_ns()}.{i}" for i in range(batch)], table, 0)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            seconds = engine.step(tokens, hidden, mm)  # noqa: B023
+            if engine is engines[0]:  # noqa: B023
+                faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)  # noqa: B023
+            return seconds
+
+        engines = [Engine(m, batch * blocks, capacity=batch * tokens) for m in (product, reference) if m]
+        for engine in engines:
+            step(engine)
+        for _ in range(2):
+            step(engines[0])
+        faults.clear()
+        times = in_turn(rounds, *(lambda e=e: step(e) for e in engines))
+        report.faster(f"prefill {batch} x {tokens}, warm", times[0], times[1] if reference else None, 10)
+        size = 2 * batch * tokens * WIDTH * 2
+        limit = 1.2 * size / (2 * MiB) + 150
+        count = statistics.median(faults)
+        report.at_most("  page faults", f"{count:10.0f} in {size / MiB:.0f} MiB", count, limit)
+
+
+def hits(report: Report, reference: Any, rounds: int) -> None:
+    for tokens, target in ((256, 5), (4096, 2.3)):
+        blocks = tokens // BLOCK
+        hidden, mm = tensors(tokens)
+        engines = [Engine(m, blocks + 1, capacity=tokens) for m in (product, reference) if m]
+        table = table_of(1, blocks + 1)
+
+        def step(engine: Engine, tokens: int = tokens, table: np.ndarray = table) -> float:
+            engine.batch([f"{time.monotonic_ns()}"], table, tokens, hit=tokens)
+            return engine.step(1, hidden, mm)  # noqa: B023
+
+        for engine in engines:
+            engine.batch(["prompt"], table, 0)
+            engine.step(tokens, hidden, mm)
+            for _ in range(3):
+                step(engine)
+        times = in_turn(rounds, *(lambda e=e: step(e) for e in engines))
+        report.faster(f"hit of {tokens} tokens", times[0], times[1] if reference else None, target)
+
+
+def pending_reads(report: Report, steps: int) -> None:
+    batch, tokens = 64, 4096
+    blocks = (steps + 20) // BLOCK + 2
+    prefix_blocks = tokens // BLOCK
+    hidden, mm = tensors(tokens)
+    engines = []
+    for pending in (0, 16):
+        first = prefix_blocks + 16
+        engine = Engine(product, first + batch * blocks, capacity=tokens, depth=pending + 4)
+        engine.batch(["prompt"], table_of(1, prefix_blocks), 0)
+        engine.step(tokens, hidden, mm)
+        for i in range(pending):
+            table = np.append(table_of(1, prefix_blocks)[0], prefix_blocks + i)[None]
+            engine.batch([f"reader{i}"], table, tokens, hit=tokens)
+            engine.save(1, hidden, mm)
+        engine.batch([f"r{i}" for i in range(batch)], table_of(batch, blocks, first), 0)
+        for _ in range(10):
+            engine.step(1, hidden, mm)
+        engines.append(engine)
+
+    def save(engine: Engine) -> float:
+        seconds, step = engine.save(1, hidden, mm)
+        engine.manager.materialize(step, engine.view.ids)
+        return seconds
+
+    free, busy = in_turn(steps, *(lambda e=e: save(e) for e in engines))
+    report.at_most(
+        "64-request save, 16 pending reads",
+        f"{busy * 1e6:10.0f} us, without {free * 1e6:9.0f} us",
+        busy / free,
+        1.1,
+    )
+
+
+def scatter(report: Report, rounds: int) -> None:
+    tokens = 4096
+    blocks = tokens // BLOCK
+    engine = Engine(product, blocks, capacity=tokens)
+    hidden, mm = tensors(tokens)
+    rng = np.random.default_rng(1)
+
+    def save() -> float:
+        engine.batch([f"{time.monotonic_ns()}"], rng.permutation(blocks)[None], 0)
+        seconds, step = engine.save(tokens, hidden, mm)
+        engine.manager.discard_step(step)
+        return seconds
+
+    pool = torch.zeros(2, tokens, WIDTH, dtype=torch.bfloat16)
+
+    def copy() -> None:
+        slots = torch.from_numpy(np.repeat(rng.permutation(blocks), BLOCK) * BLOCK + np.tile(np.arange(BLOCK), blocks))
+        pool[0].index_copy_(0, slots, hidden)
+        pool[1].index_copy_(0, slots, mm)
+
+    in_turn(3, save, timed(copy))
+    ours, theirs = in_turn(rounds, save, timed(copy))
+    ratio = theirs / ours
+    # The save also fills the result, which index_copy_ does not.
+    report.row(
+        "save of 2 x 16 MiB of 4 KiB rows",
+        f"{ours * 1e6:10.0f} us, index_copy_ {theirs * 1e6:7.0f} us",
+        ratio,
+        ">= 2",
+        ratio >= 2,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Speed of the omni cache, as ratios taken in one run.")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the steps; figures vary more")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    few = 10 if args.quick else 1
+    reference = load_reference()
+    report = Report()
+    if reference is None:
+        print("the original manager is not here (../shared); its ratios are left out")
+    with torch.inference_mode():
+        decode(report, reference, 100 // few)
+        inside_the_library(report, 300 // few)
+        prefill(report, reference, 10 // few or 1)
+        hits(report, reference, 30 // few)
+        pending_reads(report, 300 // few)
+        scatter(report, 20 // few)
+    if report.missed:
+        print(f"{len(report.missed)} missed: {', '.join(report.missed)}")
+    return 1 if args.check and report.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

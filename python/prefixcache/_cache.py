@@ -1,0 +1,158 @@
+"""One cache of the library: its handle, and its calls with their arguments packed.
+
+Packing into a kept buffer takes a third of a microsecond; filling a ctypes structure
+of the same size takes three. The layouts are those of include/prefixcache.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+import weakref
+from array import array
+from collections.abc import Callable, Sequence
+
+from prefixcache import _ffi
+from prefixcache._batch import BatchLayout
+from prefixcache._errors import OK, PrefixCacheError, error_of
+from prefixcache._step import Read
+
+_SAVE_ARGS = struct.Struct("=IIQQQQQqQQQ4Q")
+_STEP = struct.Struct("=Q")
+_STEP_OFFSET = 72
+_ROWS = struct.Struct("=IIQqQQ")
+_READ = struct.Struct("=IIqqQQ")
+_NEW_REQUEST = struct.Struct("=QqQq")
+
+# Request number, hit tokens, block ids.
+Arrival = tuple[int, int, "array[int]"]
+
+
+class OmniCache:
+    """A cache of the library. Engine calls must not overlap; see the header.
+
+    names: request number -> id, for error texts; may be called on any thread.
+    """
+
+    def __init__(self, options: _ffi.OmniOptions, names: Callable[[], dict[int, str]]) -> None:
+        self.library = _ffi.load()
+        self._names = names
+        handle = ctypes.c_uint64()
+        self._check(self.library.omni_create(options, handle))
+        self.handle = handle.value
+        # Frees the cache with this object, not at exit: other threads may be in it then.
+        weakref.finalize(self, _destroy, self.library, self.handle).atexit = False
+        self._save_args = bytearray(_SAVE_ARGS.size)
+        self._save_args_at = _address(self._save_args)
+        self._rows = bytearray(8 * _ROWS.size)
+        self._rows_at = _address(self._rows)
+
+    def set_policy(self, needs_hidden: bool) -> None:
+        self._check(self.library.omni_set_policy(self.handle, 1 if needs_hidden else 0))
+
+    def begin(self) -> None:
+        """A step in which nothing finishes or arrives."""
+        status = self.library.omni_step_begin(self.handle, 0, 0, 0, 0, 0)
+        if status != OK:
+            raise self._error(status)
+
+    def begin_with(self, finished: array[int], arrivals: Sequence[Arrival], names: dict[int, str]) -> bytearray:
+        """A step with finishes and arrivals; for each arrival, whether its hit was opened.
+
+        names: those of the arrivals, which the cache's own does not have yet.
+        """
+        accepted = bytearray(len(arrivals) or 1)
+        packed = b"".join(
+            _NEW_REQUEST.pack(number, hit, blocks.buffer_info()[0] if blocks else 0, len(blocks))
+            for number, hit, blocks in arrivals
+        )
+        status = self.library.omni_step_begin(
+            self.handle,
+            finished.buffer_info()[0] if finished else 0,
+            len(finished),
+            packed or 0,
+            len(arrivals),
+            _address(accepted),
+        )
+        if status != OK:
+            raise self._error(status, names)
+        return accepted
+
+    def put_rows(self, i: int, key: int, address: int, stride: int, target: int, nbytes: int) -> None:
+        """Key ``i`` of the coming save. ``target`` 0: the library keeps the rows."""
+        if (i + 1) * _ROWS.size > len(self._rows):
+            self._rows = self._rows + bytearray(len(self._rows))
+            self._rows_at = _address(self._rows)
+        _ROWS.pack_into(self._rows, i * _ROWS.size, key, 0, address, stride, target, nbytes)
+
+    def save(self, layout: BatchLayout, slots_at: int, num_slots: int, num_keys: int) -> int:
+        """Save the rows that were put; the step's id."""
+        _SAVE_ARGS.pack_into(
+            self._save_args,
+            0,
+            _SAVE_ARGS.size,
+            0,  # flags
+            0,  # stream
+            layout.requests_at,
+            layout.counts_at,
+            layout.num_requests,
+            slots_at,
+            num_slots,
+            self._rows_at,
+            num_keys,
+            0,  # step
+            0,
+            0,
+            0,
+            0,
+        )
+        status = self.library.omni_save(self.handle, self._save_args_at)
+        if status != OK:
+            raise self._error(status, layout.names)
+        step: int = _STEP.unpack_from(self._save_args, _STEP_OFFSET)[0]
+        return step
+
+    def materialize(self, step: int, reads: Sequence[Read], layout: BatchLayout) -> None:
+        packed = (
+            b"".join([_READ.pack(key, 0, first, count, at, nbytes) for key, first, count, at, nbytes in reads])
+            if reads
+            else 0
+        )
+        status = self.library.omni_materialize(self.handle, step, packed, len(reads))
+        if status != OK:
+            raise self._error(status, layout.names)
+
+    def discard(self, step: int, layout: BatchLayout) -> None:
+        status = self.library.omni_discard(self.handle, step)
+        if status != OK:
+            raise self._error(status, layout.names)
+
+    def shutdown(self) -> None:
+        self._check(self.library.omni_shutdown(self.handle))
+
+    def stats(self) -> dict[str, int]:
+        stats = _ffi.OmniStats()
+        stats.struct_size = ctypes.sizeof(stats)
+        self._check(self.library.omni_get_stats(self.handle, stats))
+        return {name: getattr(stats, name) for name, _ in stats._fields_[2:]}
+
+    def _check(self, status: int) -> None:
+        if status != OK:
+            raise self._error(status)
+
+    def _error(self, status: int, names: dict[int, str] | None = None) -> PrefixCacheError:
+        """The library's error, with ids where its text has request numbers (``#7``)."""
+        text = self.library.error_text() or self.library.status_name(status).decode()
+        if "#" in text:
+            known = self._names() | (names or {})
+            text = re.sub(r"#(\d+)", lambda m: known.get(int(m[1]), m[0]), text)
+        return error_of(status, text)
+
+
+def _destroy(library: _ffi.Library, handle: int) -> None:
+    library.omni_destroy(ctypes.c_uint64(handle))
+
+
+def _address(buffer: bytearray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
