@@ -158,7 +158,7 @@ def _adapter_manager(errors: HostErrors, adapter: Any) -> type:
             )
             self._step_counts = counts
 
-        def save_outputs(
+        def save_outputs(  # type: ignore[override]  # the host's form has one argument more
             self,
             hidden_states: torch.Tensor | None,
             mm_outputs: dict[str, Any] | None,

@@ -28,8 +28,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from prefixcache._errors import OmniPrefixCacheUnmatchError
+
+_Array = NDArray[np.int64]
 
 __all__ = ["FullAttentionGroupView", "check_block_layout"]
 
@@ -107,14 +110,15 @@ class FullAttentionGroupView:
         first = np.asarray(batch.num_computed_tokens_cpu)[rows].astype(np.int64, copy=False)
         return torch.from_numpy(self._slots(table, rows, first, counts))
 
-    def _slots(self, table: np.ndarray, rows: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    def _slots(self, table: NDArray[np.int32], rows: _Array, first: _Array, counts: _Array) -> _Array:
         tokens = int(counts.sum())
         if tokens == len(counts):  # decode: one token a request
             block = self._block_of(first)
             if tokens and int(block.max()) >= table.shape[1]:
                 inside = block < table.shape[1]
                 rows, first, block = rows[inside], first[inside], block[inside]
-            return table[rows, block] * np.int64(self.block_size) + self._place_in(first, block)
+            slots: _Array = table[rows, block] * np.int64(self.block_size) + self._place_in(first, block)
+            return slots
         # Prefill: work on pieces, one for each block that a request touches, and
         # go down to tokens only for one repeat and one addition.
         end = first + counts
@@ -134,8 +138,9 @@ class FullAttentionGroupView:
         slots += np.arange(len(slots))
         return slots
 
-    def _block_of(self, position: np.ndarray) -> np.ndarray:
+    def _block_of(self, position: _Array) -> _Array:
         return position >> self._shift if self._shift >= 0 else position // self.block_size
 
-    def _place_in(self, position: np.ndarray, block: np.ndarray) -> np.ndarray:
-        return position - block * self.block_size
+    def _place_in(self, position: _Array, block: _Array) -> _Array:
+        place: _Array = position - block * self.block_size
+        return place

@@ -201,7 +201,7 @@ def _check_version(version: str, allow_untested: bool) -> None:
         raise UnsupportedVllmOmniError(version, "it was not tested; install(allow_untested=True) tries all the same")
 
 
-def _interface_kind(cls: type, version: str) -> str:
+def _interface_kind(cls: Any, version: str) -> str:
     """ "runner" or "adapter", by the signatures of vllm-omni's own manager."""
     wanted = {
         "runner": (["config", "view", "eager"], ["num_tokens_unpadded", "num_tokens_padded"]),

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from prefixcache.replay.content import RowContent
+from prefixcache.replay.content import RowContent, Words
 
 _EXAMPLES = 8
 
@@ -29,10 +30,10 @@ class StepRecord:
     step_id: int
     ids: list[str]  # batch order
     counts: list[int]  # new rows
-    fingerprints: list[np.ndarray]  # of hit rows and new rows
+    fingerprints: list[Words]  # of hit rows and new rows
     hits: dict[str, int]  # tokens, of requests with a hit in this step
     keys: list[str]  # row keys that this step carries
-    absent: dict[str, np.ndarray]  # per hit: rows of the sparse key that nobody wrote
+    absent: dict[str, NDArray[np.bool_]]  # per hit: rows of the sparse key that nobody wrote
     leftovers: dict[str, Any]  # other values of this step, as they were given
 
 
@@ -81,9 +82,7 @@ class Checker:
                 self._fail_value(record, self.sparse_key, "in the result of a step that does not carry it")
             self._check_leftovers(record, ids, order, outputs.mm_outputs)
 
-    def _rows(
-        self, record: StepRecord, key: str, ids: list[str], expect: list[int], by_request: Any
-    ) -> np.ndarray | None:
+    def _rows(self, record: StepRecord, key: str, ids: list[str], expect: list[int], by_request: Any) -> Words | None:
         """All rows of a key as one array of words; None, and counted wrong, if the shape is off."""
         words = self.contents[key].words
         self.result.rows += sum(expect)
@@ -91,16 +90,18 @@ class Checker:
             tensors = [by_request[req] for req in ids]
             shapes = [t.shape[0] for t in tensors]
             rows = torch.cat(tensors) if tensors else torch.empty((0, words * 8), dtype=torch.uint8)
-            rows = rows.view(torch.uint8).numpy().view(np.uint64)
+            words_of: Words = rows.view(torch.uint8).numpy().view(np.uint64)
         except (TypeError, KeyError, AttributeError, RuntimeError, ValueError) as e:
             self._wrong(sum(expect), f"step {record.step} {key}: no usable rows ({type(e).__name__}: {e})", "missing")
             return None
-        if shapes != expect or rows.shape[1] != words:
+        if shapes != expect or words_of.shape[1] != words:
             bad = next((i for i, (a, b) in enumerate(zip(shapes, expect, strict=True)) if a != b), 0)
-            detail = f"{ids[bad]} has {shapes[bad]} rows of {rows.shape[1]} words, expected {expect[bad]} of {words}"
+            detail = (
+                f"{ids[bad]} has {shapes[bad]} rows of {words_of.shape[1]} words, expected {expect[bad]} of {words}"
+            )
             self._wrong(sum(expect), f"step {record.step} {key}: {detail}", "wrong shape")
             return None
-        return rows
+        return words_of
 
     def _compare(
         self,
@@ -109,8 +110,8 @@ class Checker:
         ids: list[str],
         expect: list[int],
         hits: list[int],
-        prints: np.ndarray,
-        rows: np.ndarray,
+        prints: Words,
+        rows: Words,
     ) -> None:
         content = self.contents[key]
         if self._expected.size < len(prints) * content.words:

@@ -235,7 +235,7 @@ class Replay:
             f"({s.computed_tokens / max(self.seconds, 1e-9):,.0f} tokens/s with all checks)",
             f"hit rate          {s.hit_tokens / max(1, s.prompt_tokens):.4f} of prompt tokens "
             f"({s.hit_tokens:,} tokens, {s.same_step_hits:,} requests hit rows of their own step)",
-            f"steps             {self.scheduler.step:,} of {args.batch} requests and {args.batch_tokens:,} tokens at most; "
+            f"steps             {self.scheduler.step:,} of at most {args.batch} requests, {args.batch_tokens} tokens; "
             f"{args.blocks:,} blocks of {args.block_size}; rows of {row_bytes} bytes",
             f"rows checked      {check.rows:,}, and {check.values:,} other values",
             f"wrong rows        {check.wrong:,}, and {check.wrong_values:,} other values",

@@ -13,8 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prefixcache.replay.traces import TOKENS_PER_ID
+
+#: Words of rows, and fingerprints.
+Words = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _VOCABULARY = np.uint64(150_000)
@@ -22,7 +26,7 @@ _VOCABULARY = np.uint64(150_000)
 _GENERATED = 1 << 40
 
 
-def mix(values: np.ndarray) -> np.ndarray:
+def mix(values: Words) -> Words:
     """The splitmix64 finaliser, in place on an uint64 array."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
@@ -32,14 +36,14 @@ def mix(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def prompt_tokens(hash_ids: Sequence[int], length: int) -> np.ndarray:
+def prompt_tokens(hash_ids: Sequence[int], length: int) -> Words:
     """Token i of hash id h is splitmix64(h * 512 + i) % 150000."""
     ids = np.asarray(hash_ids, np.uint64) * np.uint64(TOKENS_PER_ID)
     index = (ids[:, None] + np.arange(TOKENS_PER_ID, dtype=np.uint64)).reshape(-1)[:length]
     return mix(index + _GOLDEN) % _VOCABULARY
 
 
-def request_fingerprints(hash_ids: Sequence[int], prompt: int, output: int, serial: int) -> np.ndarray:
+def request_fingerprints(hash_ids: Sequence[int], prompt: int, output: int, serial: int) -> Words:
     """Fingerprints of all positions of a request, prompt and answer, uint64.
 
     ``serial`` is a number of the request that no other one has.
@@ -64,7 +68,7 @@ class RowContent:
         self.multipliers = mix(seeds) | np.uint64(1)
         self._inverse = pow(int(self.multipliers[0]), -1, 1 << 64)
 
-    def fill(self, fingerprints: np.ndarray, out: np.ndarray) -> np.ndarray:
+    def fill(self, fingerprints: Words, out: Words) -> Words:
         """Rows of these fingerprints into the first rows of ``out``; returns those."""
         rows = out[: len(fingerprints)]
         if self.words > 4 or len(rows) < 512:
@@ -74,7 +78,7 @@ class RowContent:
             np.multiply(fingerprints, multiplier, out=rows[:, word])
         return rows
 
-    def explain(self, row: np.ndarray) -> str:
+    def explain(self, row: Words) -> str:
         """What a row that should have been another one is, for the report."""
         if not row.any():
             return "zeros"

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from prefixcache.replay.batch import InputBatch
 from prefixcache.replay.checker import Checker, StepRecord
@@ -238,7 +239,7 @@ class Engine:
 class _RememberingView(FullAttentionGroupView):
     """The view that the manager reads, keeping the slots of the last step for the checker."""
 
-    last_slots: np.ndarray
+    last_slots: NDArray[np.int64]
 
     def step_slots_cpu(self, req_ids: Sequence[str], num_scheduled_tokens: Mapping[str, int]) -> torch.Tensor:
         slots = super().step_slots_cpu(req_ids, num_scheduled_tokens)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prefixcache.replay.blocks import BlockPool
 from prefixcache.replay.content import request_fingerprints
@@ -278,7 +279,7 @@ class Scheduler:
             self._ended.add(request.id)
 
 
-def hit_slots(blocks: list[int], tokens: int, block_size: int) -> np.ndarray:
+def hit_slots(blocks: list[int], tokens: int, block_size: int) -> NDArray[np.int64]:
     """Slots of the first ``tokens`` tokens of a request with these blocks."""
     first = np.asarray(blocks[: -(-tokens // block_size)], np.int64) * block_size
     return (first[:, None] + np.arange(block_size)).reshape(-1)[:tokens]
