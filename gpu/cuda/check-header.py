@@ -25,7 +25,7 @@ SCALARS = ["CUdeviceptr", "CUdevice", "cuuint32_t", "CUuuid", "CUresult", "CUmem
 def parse(text):
     """Names of our header: constants, struct fields, prototypes."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
-    constants = re.findall(r"^\s+(CU\w+) = ", text, flags=re.M)
+    constants = re.findall(r"\b(CU\w+) = \w", text)
     constants += re.findall(r"^#define (CU_\w+) \d", text, flags=re.M)
     fields = []
     for body, name in re.findall(r"typedef struct \w+ \{(.*?)\} (\w+);", text, flags=re.S):
