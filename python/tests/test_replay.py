@@ -100,6 +100,28 @@ def test_drop_in_passes_with_short_blocks_and_wide_rows(capsys, trace, seed):
     assert code == 0, text
 
 
+def test_time_limit_ends_cleanly_and_says_how_far_it_came(capsys, trace):
+    code, text = replay(capsys, trace, "--time-limit", "0.3", *TIGHT)
+    assert code == 0, text
+    assert 0 < number(text, "requests", "started") < 391
+    assert number(text, "requests", "cut") > 0
+
+
+def test_bad_arguments_and_traces_are_named(capsys, tmp_path):
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    for arguments, fragment in [
+        (["--width", "12"], "not a multiple of 8"),
+        (["--abort-rate", "2"], "not in 0 .. 1"),
+        (["--trace", str(tmp_path / "none.jsonl")], "No such file"),
+        (["--trace", str(tmp_path / "bad.jsonl")], "line 1: not a request"),
+        (["--manager", "no.such.module", "--requests", "1"], "--manager no.such.module"),
+    ]:
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        assert fragment in capsys.readouterr().err
+
+
 def test_module_runs_from_the_command_line(tmp_path):
     trace = tmp_path / "small.jsonl"
     write_trace(trace, generate_trace(12, 1, mean_prompt=300, mean_output=10))

@@ -31,6 +31,14 @@ _GENERATED_BLOCKS = 16_384
 _EVENTS = ("hits", "preserved_bytes", "absent_rows", "displaced_rows", "deferred_writes", "flushes", "staging_waits")
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Help texts end with the default where there is one to tell."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        told = action.help or ""
+        return told if action.default in (None, False, argparse.SUPPRESS) else f"{told} (%(default)s)"
+
+
 def parser() -> argparse.ArgumentParser:
     """All options, with their defaults."""
     p = argparse.ArgumentParser(
@@ -38,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
         description="Replay request traffic through a continuous-batching scheduler and the omni cache, "
         "and check every row that comes out.",
         epilog="Exit status: 0 all rows right, 1 wrong rows or a failure of the cache, 2 bad arguments.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Formatter,
     )
     o = EngineOptions()
     p.add_argument("--trace", metavar="FILE", help="trace to replay (JSON lines); without it one is generated")
@@ -46,7 +54,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--requests", type=_positive, metavar="N", help=f"first N requests; {_GENERATED_REQUESTS} if generated"
     )
-    p.add_argument("--time-limit", type=float, metavar="SECONDS", help="take no more requests after this time")
+    p.add_argument(
+        "--time-limit", type=float, default=180, metavar="SECONDS", help="end the replay after this time, 0: no limit"
+    )
     p.add_argument("--width", type=_width, default=o.width, metavar="BYTES", help="bytes of a hidden row")
     p.add_argument("--block-size", type=_positive, default=o.block_size, metavar="TOKENS", help="slots of a KV block")
     p.add_argument(
@@ -185,7 +195,7 @@ class Replay:
                 self.taken += 1
             engine.step()
             bar.update(stats.finished + stats.aborted, stats, engine.checker.result)
-            if limit is not None and time.monotonic() - started > limit:
+            if limit > 0 and time.monotonic() - started > limit:
                 scheduler.abort_all()
                 break
         engine.drain()
@@ -226,10 +236,10 @@ class Replay:
         ended = s.finished + s.aborted
         row_bytes = " + ".join(str(8 * c.words) for c in self.engine.contents.values())
         extra = f", {self.too_long} longer than the KV cache left out" if self.too_long else ""
-        whole = "all of" if self.taken == len(self.requests) else f"{self.taken:,} of"
+        whole = "all of" if s.admitted == len(self.requests) else f"{s.admitted:,} of"
         lines = [
             f"trace             {source}: {whole} {len(self.requests):,} requests in {self.seconds:.1f} s{extra}",
-            f"requests          {s.admitted:,} started, {s.finished:,} finished, {s.aborted:,} aborted "
+            f"requests          {s.admitted:,} started, {s.finished:,} finished, {s.aborted:,} aborted, {s.cut_off:,} cut off "
             f"({s.preempted:,} preemptions, {s.reused_ids:,} under an id that had just ended)",
             f"tokens            {s.computed_tokens:,} computed, {s.prompt_tokens:,} of prompts "
             f"({s.computed_tokens / max(self.seconds, 1e-9):,.0f} tokens/s with all checks)",

@@ -86,6 +86,7 @@ class SchedulerStats:
     admitted: int = 0  # requests
     finished: int = 0  # requests
     aborted: int = 0  # requests
+    cut_off: int = 0  # requests that ran when the replay was told to stop
     preempted: int = 0  # times
     prompt_tokens: int = 0  # of admitted requests
     hit_tokens: int = 0  # of these, found computed
@@ -139,7 +140,7 @@ class Scheduler:
         """Every request ends now, waiting ones included."""
         for request in [*self.running, *self.waiting]:
             self._end(request)
-            self.stats.aborted += 1
+            self.stats.cut_off += request.seen
         self.running.clear()
         self.waiting.clear()
 
