@@ -43,7 +43,7 @@ $(LIB): $(GO_SOURCES) $(CUDA_STUB)
 run: $(BUILD)/python $(LIB) ## replay a trace and check every row (TRACE=file.jsonl, RUN_ARGS=...)
 	@scripts/run.sh $(if $(TRACE),--trace $(TRACE)) $(RUN_ARGS)
 
-test: $(BUILD)/python $(LIB) ## all tests: Go, Python, C++
+test: $(BUILD)/python $(LIB) $(CUDA_SIM) ## all tests: Go, Python, C++
 	@$(PYTHON) scripts/run_tests.py
 
 bench: $(BUILD)/python $(LIB) ## the speed figures, as ratios taken in one run
