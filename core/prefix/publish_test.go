@@ -1,0 +1,417 @@
+package prefix
+
+import (
+	"testing"
+
+	"libprefixcache/core/status"
+)
+
+func TestC55_PublishPreconditions(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4, DraftPages: 16, RecurrentSlots: 2, PartialSlots: 2})
+	v, _ := h.vanilla(tokens(1, 10))
+	h.refused(status.InvalidArgument, "resident -1", func() error { _, err := h.Publish(v, -1); return err })
+	h.refused(status.InvalidArgument, "no full block", func() error { _, err := h.Publish(v, 3); return err })
+	h.refused(status.InvalidArgument, "nothing", func() error { _, err := h.Publish(v, 0); return err })
+	h.append(v, tokens(2, 10)) // 20 tokens in 3 pages
+	h.refused(status.InvalidArgument, "5 blocks of 3 pages", func() error { _, err := h.Publish(v, 20); return err })
+	// The count is capped by both the history and the resident length.
+	wantEqual(t, "blocks", h.publish(v, 11).Blocks, 2)
+	wantEqual(t, "blocks", h.publish(v, 12).Blocks, 3)
+	if !h.grow(v, 2, 0) {
+		t.Fatal("no room")
+	}
+	wantEqual(t, "blocks", h.publish(v, 1000).Blocks, 5)
+
+	h.run(spec(tokens(3, 12)))
+	s, p := h.acquire(spec(append(tokens(3, 12), 1)))
+	wantEqual(t, "dependency", p.Dependency, 3)
+	h.refused(status.InvalidArgument, "the replayed block left out", func() error { _, err := h.Publish(s, 8); return err })
+	wantEqual(t, "status", h.publish(s, 12).Status, ExistingRecord)
+	h.release(s)
+	h.refused(status.BadHandle, "released lease", func() error { _, err := h.Publish(s, 12); return err })
+	h.refused(status.Unsupported, "keys on a token cache", func() error { _, err := h.PublishKeys(v, 0, nil, 4); return err })
+}
+
+func TestC55_KeysMustAgreeWithWhatWasMatched(t *testing.T) {
+	k := newHost(t, Config{PageTokens: 4, DraftPages: 16, Identity: Keys})
+	key := []Hash128{{0, 1}, {0, 2}, {0, 3}, {0, 4}}
+	id, _ := k.acquire(AcquireRequest{Mode: Spec, Keys: key[:3], TokenCount: 13})
+	if _, err := k.PublishKeys(id, 0, key[:3], 12); err != nil {
+		t.Fatal(err)
+	}
+	k.release(id)
+	id, p := k.acquire(AcquireRequest{Mode: Spec, Keys: key, TokenCount: 17})
+	wantEqual(t, "plan", [2]int{p.Matched, p.Dependency}, [2]int{12, 3})
+	changed := []Hash128{{0, 1}, {0, 2}, {0, 9}, {0, 4}}
+	k.refused(status.InvalidArgument, "block 3 changed after the replay", func() error { _, err := k.PublishKeys(id, 0, changed, 16); return err })
+	k.refused(status.InvalidArgument, "keys with a gap before them", func() error { _, err := k.PublishKeys(id, 5, key, 16); return err })
+	k.refused(status.Unsupported, "tokens on a key cache", func() error { _, err := k.Publish(id, 16); return err })
+	k.refused(status.Unsupported, "tokens on a key cache", func() error { return k.Append(id, []int32{1}) })
+	// Only what is new needs to be given.
+	r, err := k.PublishKeys(id, 3, key[3:], 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantEqual(t, "blocks", r.Blocks, 4)
+	wantEqual(t, "hit", plan(t, k, AcquireRequest{Keys: key, TokenCount: 17}).Reuse, 16)
+	// Blocks that were neither matched nor published may still get other keys.
+	if !k.grow(id, 2, 2) {
+		t.Fatal("no room")
+	}
+	if _, err := k.PublishKeys(id, 4, []Hash128{{0, 5}, {0, 6}}, 20); err != nil {
+		t.Fatal(err)
+	}
+	if r, err = k.PublishKeys(id, 5, []Hash128{{0, 7}}, 24); err != nil || r.Blocks != 6 {
+		t.Fatal(r, err)
+	}
+}
+
+func TestC56_DraftUpgrade(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4, DraftPages: 16})
+	base := h.run(AcquireRequest{Tokens: tokens(1, 12)})
+	other := h.run(AcquireRequest{Tokens: tokens(2, 12)})
+	canonical := h.recordPages(base.Record, BasePages)
+	id, p := h.acquire(spec(tokens(1, 12)))
+	wantEqual(t, "reuse", p.Reuse, 0)
+	r := h.publish(id, 12)
+	wantEqual(t, "result", r, PublishResult{Published, base.Record, 3, false})
+	wantSlice(t, "base path", h.recordPages(base.Record, BasePages), canonical)
+	wantSlice(t, "draft path", h.recordPages(base.Record, DraftPages), h.pages(id, DraftPages))
+	wantSlice(t, "order", h.order(), []RecordID{other.Record, base.Record})
+	h.release(id)
+	for _, page := range h.recordPages(base.Record, DraftPages) {
+		wantEqual(t, "counts of a draft page", h.refs(DraftPages, page), [2]int32{0, 1})
+	}
+	wantEqual(t, "a spec hit then", h.hit(spec(append(tokens(1, 12), 1))), 8)
+}
+
+func TestC57_PublishIsOneTransactionAndKeepsTheLimit(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4, MaxRecords: 2})
+	var ids []RecordID
+	for i := range uint64(4) {
+		ids = append(ids, h.run(AcquireRequest{Tokens: tokens(i, 8)}).Record)
+		if h.Records() > 2 {
+			t.Errorf("%d records after a publication", h.Records())
+		}
+	}
+	wantSlice(t, "records", h.order(), ids[2:])
+	wantEqual(t, "evicted", h.Counters().EvictedRecords, 2)
+	// Existing records never cost another one.
+	h.run(AcquireRequest{Policy: Bypass, Tokens: tokens(2, 8)})
+	wantSlice(t, "records", h.order(), []RecordID{ids[3], ids[2]})
+
+	// Limit 0: published, and gone at once.
+	m, err := New(Config{PageTokens: 4, BasePages: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	z := &host{t, m}
+	id, _ := z.vanilla(tokens(1, 8))
+	wantEqual(t, "result", z.publish(id, 8), PublishResult{Published, 0, 2, false})
+	wantEqual(t, "records", z.Records(), 0)
+	wantEqual(t, "index", z.IndexedPages(), 0)
+	wantEqual(t, "result again", z.publish(id, 8), PublishResult{Published, 0, 2, false})
+	z.release(id)
+	wantEqual(t, "free", z.Free(BasePages), 8)
+	if err := z.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestC58_PublicationNeverRebindsTheProducer(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4, BasePages: 16})
+	tok := tokens(1, 12)
+	a, _ := h.vanilla(tok[:8])
+	b, _ := h.vanilla(tok) // cold too
+	pa, pb := h.pages(a, BasePages), h.pages(b, BasePages)
+	h.publish(a, 8)
+	r := h.publish(b, 12)
+	// The record's path is a's pages and then b's; b keeps all of its own.
+	wantSlice(t, "canonical path", h.recordPages(r.Record, BasePages), append(append([]int32(nil), pa...), pb[2]))
+	wantSlice(t, "pages of b", h.pages(b, BasePages), pb)
+	if !h.grow(b, 1, 0) {
+		t.Fatal("no room")
+	}
+	h.append(b, tokens(2, 4))
+	h.publish(b, 16) // continues below pages that are not all its own
+	h.release(a)
+	free := h.Free(BasePages)
+	h.release(b)
+	wantEqual(t, "duplicates that came back", h.Free(BasePages)-free, 2)
+	wantEqual(t, "hit", h.hit(AcquireRequest{Tokens: join(tok, tokens(2, 5))}), 16)
+}
+
+func TestC58_EvictedPagesComeBackUnderAnotherProducer(t *testing.T) {
+	// a's first pages leave the index while a still owns them; c publishes the
+	// same blocks; then a publishes again: its lower pages return to the index
+	// under c's upper ones, and b, which shares a's pages, must notice nothing.
+	h := newHost(t, Config{PageTokens: 4, BasePages: 64})
+	tok := tokens(1, 24)
+	a, _ := h.vanilla(tok)
+	short, long := h.publish(a, 8), h.publish(a, 20)
+	b, pb := h.vanilla(join(tok[:20], tokens(2, 3)))
+	wantEqual(t, "bound", pb.BoundBase, 5)
+	for _, r := range []RecordID{short.Record, long.Record} {
+		if err := h.EvictRecord(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantEqual(t, "index", h.IndexedPages(), 0)
+	c := h.run(AcquireRequest{Tokens: tok[:12]})
+	pages := h.recordPages(c.Record, BasePages)
+	own := h.pages(a, BasePages)
+	r := h.publish(a, 24)
+	wantSlice(t, "path", h.recordPages(r.Record, BasePages), append(pages, own[3:6]...))
+	d, pd := h.vanilla(append(append([]int32(nil), tok...), 7))
+	wantEqual(t, "bound by d", pd.BoundBase, 6)
+	if err := h.Check(); err != nil {
+		t.Fatal(err)
+	}
+	h.release(b)
+	if err := h.Check(); err != nil {
+		t.Fatal(err)
+	}
+	h.release(a, d)
+	h.Flush()
+	wantEqual(t, "free", h.Free(BasePages), 64)
+}
+
+func TestC59_AFailedPublishLeavesEverything(t *testing.T) {
+	k := newHost(t, Config{PageTokens: 4, Identity: Keys})
+	id, _ := k.acquire(AcquireRequest{TokenCount: 12})
+	if _, err := k.PublishKeys(id, 0, []Hash128{{0, 1}, {0, 2}}, 8); err != nil {
+		t.Fatal(err)
+	}
+	// Pages 0 and 1 have identities; giving one another name must fail whole.
+	k.refused(status.InvalidArgument, "page mapped to another key", func() error {
+		_, err := k.PublishKeys(id, 0, []Hash128{{0, 1}, {0, 9}, {0, 3}}, 12)
+		return err
+	})
+	wantEqual(t, "hit on the refused path", plan(t, k, AcquireRequest{Keys: []Hash128{{0, 1}, {0, 9}}, TokenCount: 9}).Reuse, 4)
+}
+
+func TestC60_TheResultNamesWhatIsThere(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4})
+	id, _ := h.vanilla(tokens(1, 11))
+	r := h.publish(id, 11)
+	wantEqual(t, "result", r, PublishResult{Published, 1, 2, false})
+	wantSlice(t, "canonical pages", h.recordPages(r.Record, BasePages), h.pages(id, BasePages)[:2])
+	wantEqual(t, "result again", h.publish(id, 8), PublishResult{ExistingRecord, 1, 2, false})
+	wantEqual(t, "result of one block", h.publish(id, 7), PublishResult{Published, 2, 1, false})
+}
+
+func TestC61_C62_HybridPublicationAndRetirement(t *testing.T) {
+	h := hybridHost(t)
+	tok := tokens(1, 11)
+	id, _ := h.acquire(hybrid(tok))
+	slots, ok, err := h.Reserve(id, true)
+	if !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	wantEqual(t, "reserved slot", h.refs(RecurrentSlots, slots.Recurrent), [2]int32{1, 0})
+	r, err := h.PublishHybrid(id, 11, slots)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantEqual(t, "result", r, PublishResult{Published, 1, 2, false})
+	wantEqual(t, "published slot", h.refs(RecurrentSlots, slots.Recurrent), [2]int32{1, 1})
+	if err := h.Retire(id, slots); err != nil {
+		t.Fatal(err)
+	}
+	wantEqual(t, "retired recurrent slot", h.refs(RecurrentSlots, slots.Recurrent), [2]int32{0, 1})
+	wantEqual(t, "retired partial slot", h.refs(PartialSlots, slots.Partial), [2]int32{0, 1})
+	h.refused(status.WrongState, "retiring again", func() error { return h.Retire(id, slots) })
+
+	// An existing checkpoint: the new slots are not kept.
+	again, _, _ := h.Reserve(id, true)
+	r, err = h.PublishHybrid(id, 11, again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantEqual(t, "status", r.Status, ExistingRecord)
+	if err := h.Retire(id, again); err != nil {
+		t.Fatal(err)
+	}
+	wantEqual(t, "slots of the duplicate", h.refs(RecurrentSlots, again.Recurrent), [2]int32{0, 0})
+	h.release(id)
+
+	// A hit pins the slots; releasing the restored ones is idempotent.
+	id, p := h.acquire(hybrid(append(tok, 1)))
+	wantEqual(t, "restored slot", h.refs(RecurrentSlots, p.Recurrent), [2]int32{1, 1})
+	for range 2 {
+		if err := h.ReleaseRestored(id); err != nil {
+			t.Fatal(err)
+		}
+		wantEqual(t, "released slot", h.refs(RecurrentSlots, p.Recurrent), [2]int32{0, 1})
+	}
+	h.release(id)
+	// Reserved and never published: the release drops them.
+	id, _ = h.acquire(hybrid(tok))
+	h.Reserve(id, true)
+	h.release(id)
+	wantEqual(t, "free recurrent slots", h.Free(RecurrentSlots), 7)
+	wantEqual(t, "free partial slots", h.Free(PartialSlots), 7)
+}
+
+func TestC61_ReservationEvictsOrSaysNone(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4, RecurrentSlots: 2, PartialSlots: 1})
+	id, _ := h.acquire(hybrid(tokens(1, 11)))
+	a := h.checkpoint(id, 11).Record
+	h.checkpoint(id, 8)
+	// Both recurrent slots are cached: the oldest record goes.
+	slots, ok, err := h.Reserve(id, false)
+	if !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	if _, err := h.Record(a); err == nil {
+		t.Error("the least recent record is still there")
+	}
+	_, ok, _ = h.Reserve(id, false) // evicts the other one
+	wantEqual(t, "second reservation", ok, true)
+	before := h.state()
+	_, ok, err = h.Reserve(id, false)
+	if ok || err != nil {
+		t.Errorf("third reservation of two slots: %v %v", ok, err)
+	}
+	wantEqual(t, "state", h.state(), before)
+	h.refused(status.WrongState, "publishing with slots of nobody", func() error { _, err := h.PublishHybrid(id, 8, Reservation{7, -1}); return err })
+	h.refused(status.InvalidArgument, "a partial slot for an aligned length", func() error {
+		_, err := h.PublishHybrid(id, 8, Reservation{slots.Recurrent, 0})
+		return err
+	})
+	h.refused(status.InvalidArgument, "no partial slot for a partial page", func() error { _, err := h.PublishHybrid(id, 9, slots); return err })
+	h.refused(status.InvalidArgument, "length beyond the history", func() error { _, err := h.PublishHybrid(id, 12, slots); return err })
+	pure, _ := h.acquire(AcquireRequest{Mode: Hybrid, NoAttention: true, Tokens: tokens(2, 5)})
+	h.refused(status.InvalidArgument, "a partial slot without attention", func() error { _, _, err := h.Reserve(pure, true); return err })
+}
+
+func TestC63_StandardAndHybridPublicationDoNotMix(t *testing.T) {
+	h := hybridHost(t)
+	v, _ := h.vanilla(tokens(1, 8))
+	y, _ := h.acquire(hybrid(tokens(2, 8)))
+	slots, _, _ := h.Reserve(y, false)
+	h.refused(status.WrongState, "publish on a hybrid lease", func() error { _, err := h.Publish(y, 8); return err })
+	h.refused(status.WrongState, "hybrid publish on a vanilla lease", func() error { _, err := h.PublishHybrid(v, 8, slots); return err })
+	h.refused(status.WrongState, "reserve on a vanilla lease", func() error { _, _, err := h.Reserve(v, false); return err })
+	h.refused(status.WrongState, "retire on a vanilla lease", func() error { return h.Retire(v, slots) })
+	h.refused(status.WrongState, "release restored on a vanilla lease", func() error { return h.ReleaseRestored(v) })
+}
+
+func TestC64_ReleaseDropsEverythingOnce(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4, BasePages: 16, DraftPages: 16, RecurrentSlots: 2, PartialSlots: 2})
+	for _, req := range []AcquireRequest{{Tokens: tokens(1, 9)}, spec(tokens(2, 9)), hybrid(tokens(3, 9)),
+		{Mode: Hybrid, NoAttention: true, Tokens: tokens(4, 9)}, {}} {
+		id, _ := h.acquire(req)
+		h.release(id)
+		h.refused(status.BadHandle, "second release", func() error { return h.Release(id) })
+		for pool := range resourceCount {
+			wantEqual(t, "free "+pool.String(), h.Free(pool), h.Capacity(pool))
+		}
+	}
+	h.release(0) // the empty lease
+	// A slot is reused under a new generation: the old id stays dead.
+	a, _ := h.vanilla(tokens(1, 4))
+	h.release(a)
+	b, _ := h.vanilla(tokens(1, 4))
+	if a == b {
+		t.Error("a lease id was reused")
+	}
+	h.refused(status.BadHandle, "the old id", func() error { return h.Release(a) })
+	h.release(b)
+}
+
+func TestC65_EvictionUnmapsPagesThatAreStillActive(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4, DraftPages: 8})
+	id, _ := h.acquire(spec(tokens(1, 8)))
+	r := h.publish(id, 8)
+	if err := h.EvictRecord(r.Record); err != nil {
+		t.Fatal(err)
+	}
+	wantEqual(t, "index", h.IndexedPages(), 0)
+	wantEqual(t, "draft entries", h.DraftEntries(), 0)
+	for _, pool := range []Resource{BasePages, DraftPages} {
+		for _, page := range h.pages(id, pool) {
+			wantEqual(t, "counts", h.refs(pool, page), [2]int32{1, 0})
+		}
+	}
+	wantEqual(t, "hit", h.hit(AcquireRequest{Tokens: append(tokens(1, 8), 1)}), 0)
+	// The owner may publish again: the same pages are mapped anew.
+	h.publish(id, 8)
+	wantEqual(t, "index", h.IndexedPages(), 2)
+}
+
+func TestC66_ReclaimedCountsOnlyWhatWasFreedThen(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4, DraftPages: 16, RecurrentSlots: 2, PartialSlots: 2})
+	stem := tokens(1, 4)
+	a := h.run(spec(join(stem, tokens(2, 4))))
+	b := h.run(AcquireRequest{Tokens: join(stem, tokens(3, 4))})
+	y, _ := h.acquire(hybrid(tokens(4, 6)))
+	c := h.checkpoint(y, 6)
+	h.release(y)
+	hold, _ := h.vanilla(append(join(stem, tokens(3, 4)), 1)) // both pages of b stay active
+	want := Counters{}
+	for _, s := range []struct {
+		record    RecordID
+		reclaimed [4]uint64
+	}{
+		{a.Record, [4]uint64{1, 2, 0, 0}}, // the stem is shared with b
+		{b.Record, [4]uint64{1, 2, 0, 0}}, // nothing: active
+		{c.Record, [4]uint64{2, 2, 1, 1}},
+	} {
+		if err := h.EvictRecord(s.record); err != nil {
+			t.Fatal(err)
+		}
+		want.EvictedRecords++
+		wantEqual(t, "reclaimed", h.Counters().Reclaimed, s.reclaimed)
+		wantEqual(t, "evicted", h.Counters().EvictedRecords, want.EvictedRecords)
+	}
+	h.release(hold) // not counted later either
+	wantEqual(t, "reclaimed", h.Counters().Reclaimed, [4]uint64{2, 2, 1, 1})
+}
+
+func TestC67_C71_StructuralInvariantsHoldAndAreChecked(t *testing.T) {
+	// That they hold is TestRandomRunAgainstModel. Here: Check notices when not.
+	build := func() *host {
+		h := &host{t, nil}
+		m, err := New(Config{PageTokens: 4, BasePages: 16, DraftPages: 16, RecurrentSlots: 2, PartialSlots: 2, MaxRecords: 9})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Manager = m
+		h.run(spec(tokens(1, 8)))
+		h.run(AcquireRequest{Tokens: join(tokens(1, 4), tokens(2, 4))})
+		y, _ := h.acquire(hybrid(tokens(3, 6)))
+		h.checkpoint(y, 6)
+		h.vanilla(join(tokens(1, 8), tokens(4, 2)))
+		if err := h.Check(); err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	for what, damage := range map[string]func(*host){
+		"C-67: a record's last page is not the index's": func(h *host) { h.records[0].cell++ },
+		"C-68: a pin too many":                          func(h *host) { h.nodes[h.leases[1].segs[0].bottom].pins++ },
+		"C-68: a snapshot count too many":               func(h *host) { h.recurrent.refs[0].cache++ },
+		"C-68: active pages miscounted":                 func(h *host) { h.base.active++ },
+		"C-68: a draft mark too many":                   func(h *host) { h.draft.marks[h.records[0].draftLast]++ },
+		"C-69: index size":                              func(h *host) { h.indexed-- },
+		"C-69: draft entries":                           func(h *host) { h.draftEntries++ },
+		"C-70: a page is lost":                          func(h *host) { h.base.free.first = h.base.next[h.base.free.first]; h.base.free.n-- },
+		"C-70: a page is free twice":                    func(h *host) { h.base.next[h.base.free.first] = h.base.free.first },
+		"a child in the wrong place":                    func(h *host) { h.nodes[h.records[0].node].start-- },
+		"content that changed under its hash":           func(h *host) { h.content.words[int(h.pages(h.leaseID(1), BasePages)[0])*4]++ },
+		"C-71: a lost lease": func(h *host) {
+			h.Flush()
+			for i := range h.leases {
+				h.leases[i].live = false
+			}
+			h.liveLeases = 0
+		},
+	} {
+		h := build()
+		damage(h)
+		if h.Check() == nil {
+			t.Errorf("Check did not notice: %s", what)
+		}
+	}
+}
