@@ -33,6 +33,11 @@ PCSHIM_FORWARD(manager_grow,
                (manager, lease, base, draft, base_pages, draft_pages))
 PCSHIM_FORWARD(manager_publish, (pc_handle manager, pc_handle lease, int64_t resident, pc_publication *publication),
                (manager, lease, resident, publication))
+PCSHIM_FORWARD(manager_advance,
+               (pc_handle manager, pc_handle lease, const int32_t *tokens, uint64_t num_tokens, int64_t resident,
+                int32_t base, int32_t draft, int32_t *base_pages, int32_t *draft_pages, pc_publication *publication),
+               (manager, lease, (int32_t *)tokens, num_tokens, resident, base, draft, base_pages, draft_pages,
+                publication))
 PCSHIM_FORWARD(manager_publish_keys,
                (pc_handle manager, pc_handle lease, uint64_t first, const pc_hash128 *keys, uint64_t num_keys,
                 int64_t resident, pc_publication *publication),

@@ -18,11 +18,12 @@ import (
 // manager is what a handle of a manager stands for: one of its own, or the one
 // inside a coordinator, whose lock it then shares.
 type manager struct {
-	mu    *sync.Mutex
-	m     *prefix.Manager
-	keyed bool
-	owned bool // by a coordinator: queries, invalidate and flush only
-	pages bool // has base pages; without, hybrid means pure recurrent
+	mu         *sync.Mutex
+	m          *prefix.Manager
+	pageTokens uint64
+	keyed      bool
+	owned      bool // by a coordinator: queries, invalidate and flush only
+	pages      bool // has base pages; without, hybrid means pure recurrent
 	// salt turns core's lease ids into handles, so that a lease of another
 	// manager, which may well have the same id, is refused.
 	salt uint64
@@ -33,7 +34,7 @@ type manager struct {
 func newManager(mu *sync.Mutex, m *prefix.Manager) *manager {
 	// The upper half of an id is its generation, the lower its slot; a salt with
 	// all top bits set keeps a valid lease from ever becoming the zero handle.
-	return &manager{mu: mu, m: m, salt: rand.Uint64() | 3<<62 | 3<<30, pages: m.Capacity(prefix.BasePages) > 0}
+	return &manager{mu: mu, m: m, salt: rand.Uint64() | 3<<62 | 3<<30, pages: m.Capacity(prefix.BasePages) > 0, pageTokens: uint64(m.Config().PageTokens)}
 }
 
 // enterManager locks the manager of a handle; done undoes it, before guard.
@@ -158,6 +159,9 @@ func pcgo_manager_destroy(h *C.pc_handle) (st C.pc_status) {
 // noCapacity is the outcome that a busy server sees often: its text is made once.
 var noCapacity = status.New(status.RequestFailed, "no capacity: the pages wanted are in use, even with every record evicted")
 
+// Exports on the hot path do their work in a method: with few returns Go can
+// place the deferred calls inline, which saves tens of nanoseconds.
+
 //export pcgo_manager_acquire
 func pcgo_manager_acquire(h C.pc_handle, mode, lookup C.uint32_t, sequence *C.pc_sequence, plan *C.pc_plan,
 	basePages *C.int32_t, numBase C.uint64_t, draftPages *C.int32_t, numDraft C.uint64_t, lease *C.pc_handle) (st C.pc_status) {
@@ -167,31 +171,35 @@ func pcgo_manager_acquire(h C.pc_handle, mode, lookup C.uint32_t, sequence *C.pc
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
+	return m.acquire(mode, lookup, sequence, plan, basePages, numBase, draftPages, numDraft, lease)
+}
+
+func (m *manager) acquire(mode, lookup C.uint32_t, sequence *C.pc_sequence, plan *C.pc_plan,
+	basePages *C.int32_t, numBase C.uint64_t, draftPages *C.int32_t, numDraft C.uint64_t, lease *C.pc_handle) C.pc_status {
 	if err := out("lease", unsafe.Pointer(lease)); err != nil {
 		return fail(err)
 	}
 	if err := m.plan(mode, lookup, sequence, plan); err != nil {
 		return fail(err)
 	}
-	p := uint64(m.m.Config().PageTokens)
-	pages := (uint64(sequence.num_tokens) + p - 1) / p
+	pages := (uint64(sequence.num_tokens) + m.pageTokens - 1) / m.pageTokens
 	if !m.pages {
 		pages = 0
 	}
-	base, serr := pageRoom("base_pages", basePages, numBase, pages)
-	if serr != nil {
-		return fail(serr)
+	base, err := pageRoom("base_pages", basePages, numBase, pages)
+	if err != nil {
+		return fail(err)
 	}
 	if mode != C.PC_PLAN_SPEC {
 		pages = 0
 	}
-	draft, serr := pageRoom("draft_pages", draftPages, numDraft, pages)
-	if serr != nil {
-		return fail(serr)
-	}
-	res, err := m.m.Acquire(&m.req)
+	draft, err := pageRoom("draft_pages", draftPages, numDraft, pages)
 	if err != nil {
 		return fail(err)
+	}
+	res, aerr := m.m.Acquire(&m.req)
+	if aerr != nil {
+		return fail(aerr)
 	}
 	writePlan(plan, &res.Plan)
 	if res.Status != prefix.Acquired {
@@ -271,15 +279,11 @@ func pcgo_manager_grow(h, lease C.pc_handle, base, draft C.int32_t, basePages, d
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
-	id := m.lease(lease)
-	hadBase, err := m.m.PageCount(id, prefix.BasePages)
-	if err != nil {
-		return fail(err)
-	}
-	hadDraft, err := m.m.PageCount(id, prefix.DraftPages)
-	if err != nil {
-		return fail(err)
-	}
+	return m.grow(m.lease(lease), base, draft, basePages, draftPages)
+}
+
+// grow appends pages and tells which. Core allocates them at the end of the lease.
+func (m *manager) grow(id prefix.LeaseID, base, draft C.int32_t, basePages, draftPages *C.int32_t) C.pc_status {
 	ok, err := m.m.Grow(id, int(base), int(draft))
 	if err != nil {
 		return fail(err)
@@ -287,13 +291,18 @@ func pcgo_manager_grow(h, lease C.pc_handle, base, draft C.int32_t, basePages, d
 	if !ok {
 		return fail(noCapacity)
 	}
-	if basePages != nil && base > 0 {
-		if err := m.m.Pages(id, prefix.BasePages, hadBase, unsafe.Slice((*int32)(basePages), int(base))); err != nil {
+	for pool, part := range [...]struct {
+		n   C.int32_t
+		dst *C.int32_t
+	}{{base, basePages}, {draft, draftPages}} {
+		if part.dst == nil || part.n == 0 {
+			continue
+		}
+		have, err := m.m.PageCount(id, prefix.Resource(pool))
+		if err != nil {
 			return fail(err)
 		}
-	}
-	if draftPages != nil && draft > 0 {
-		if err := m.m.Pages(id, prefix.DraftPages, hadDraft, unsafe.Slice((*int32)(draftPages), int(draft))); err != nil {
+		if err := m.m.Pages(id, prefix.Resource(pool), have-int(part.n), unsafe.Slice((*int32)(part.dst), int(part.n))); err != nil {
 			return fail(err)
 		}
 	}
@@ -335,6 +344,44 @@ func pcgo_manager_publish(h, lease C.pc_handle, resident C.int64_t, publication 
 	}
 	res, err := m.m.Publish(m.lease(lease), int(resident))
 	return published(publication, res, err)
+}
+
+//export pcgo_manager_advance
+func pcgo_manager_advance(h, lease C.pc_handle, tokens *C.int32_t, numTokens C.uint64_t, resident C.int64_t, base, draft C.int32_t,
+	basePages, draftPages *C.int32_t, publication *C.pc_publication) (st C.pc_status) {
+	m, e, serr := enterOwn(h)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer m.mu.Unlock()
+	return m.advance(m.lease(lease), tokens, numTokens, resident, base, draft, basePages, draftPages, publication)
+}
+
+func (m *manager) advance(id prefix.LeaseID, tokens *C.int32_t, numTokens C.uint64_t, resident C.int64_t, base, draft C.int32_t,
+	basePages, draftPages *C.int32_t, publication *C.pc_publication) C.pc_status {
+	t, serr := slice[int32]("tokens", unsafe.Pointer(tokens), numTokens)
+	if serr != nil {
+		return fail(serr)
+	}
+	if base < 0 || draft < 0 {
+		return failNew(status.InvalidArgument, "base and draft: %d and %d pages, expected counts >= 0", int32(base), int32(draft))
+	}
+	if err := checkPublication(publication); err != nil {
+		return fail(err)
+	}
+	if len(t) > 0 {
+		if err := m.m.Append(id, t); err != nil {
+			return fail(err)
+		}
+	}
+	if resident != 0 {
+		res, err := m.m.Publish(id, int(resident))
+		if st := published(publication, res, err); st != C.PC_OK {
+			return st
+		}
+	}
+	return m.grow(id, base, draft, basePages, draftPages)
 }
 
 //export pcgo_manager_publish_keys

@@ -221,6 +221,7 @@ PC_API const pc_api *pc_get_api(uint32_t version) {
         .manager_append = pc_manager_append,
         .manager_grow = pc_manager_grow,
         .manager_publish = pc_manager_publish,
+        .manager_advance = pc_manager_advance,
         .manager_publish_keys = pc_manager_publish_keys,
         .manager_reserve = pc_manager_reserve,
         .manager_publish_hybrid = pc_manager_publish_hybrid,

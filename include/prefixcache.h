@@ -717,6 +717,23 @@ typedef struct pc_publication {
 PC_API pc_status pc_manager_publish(pc_handle manager, pc_handle lease, int64_t resident, pc_publication *publication);
 
 /*
+ * The end of one step in one call: append, then publish, then grow for the next
+ * step. The parts are those of the three functions; each is left out when its
+ * number is 0.
+ *   tokens, num_tokens       as pc_manager_append
+ *   resident                 as pc_manager_publish; 0: do not publish
+ *   base, draft              as pc_manager_grow
+ *   base_pages, draft_pages  as pc_manager_grow
+ *   publication              out; may be null
+ * Returns PC_OK, PC_REQUEST_FAILED (no capacity to grow; tokens and publication are
+ * done), or the error of the first part that failed: later parts were not begun,
+ * earlier ones are done.
+ */
+PC_API pc_status pc_manager_advance(pc_handle manager, pc_handle lease, const int32_t *tokens, uint64_t num_tokens,
+                                    int64_t resident, int32_t base, int32_t draft, int32_t *base_pages,
+                                    int32_t *draft_pages, pc_publication *publication);
+
+/*
  * pc_manager_publish with PC_BLOCK_KEYS.
  *   first           block that keys[0] belongs to; at most the number of keys known so far
  *   keys, num_keys  keys of the blocks from there on; known ones must agree
@@ -1524,6 +1541,9 @@ typedef struct pc_api {
     pc_status (*manager_grow)(pc_handle manager, pc_handle lease, int32_t base, int32_t draft, int32_t *base_pages,
                               int32_t *draft_pages);
     pc_status (*manager_publish)(pc_handle manager, pc_handle lease, int64_t resident, pc_publication *publication);
+    pc_status (*manager_advance)(pc_handle manager, pc_handle lease, const int32_t *tokens, uint64_t num_tokens,
+                                 int64_t resident, int32_t base, int32_t draft, int32_t *base_pages,
+                                 int32_t *draft_pages, pc_publication *publication);
     pc_status (*manager_publish_keys)(pc_handle manager, pc_handle lease, uint64_t first, const pc_hash128 *keys,
                                       uint64_t num_keys, int64_t resident, pc_publication *publication);
     pc_status (*manager_reserve)(pc_handle manager, pc_handle lease, uint32_t need_partial, int32_t *recurrent_slot,

@@ -1,0 +1,407 @@
+// Speed of the context cache through the C ABI, each figure next to its limit.
+//
+// Times differ between machines, so limits are multiples of something simple that is
+// measured in the same run: a copy of the prompts' tokens, a memcmp of a prompt.
+//
+//   bench_context [--trace FILE] [--check] [--quick] [--only NAME]
+//
+// --check: exit 1 when a figure is over its limit.
+#include <prefixcache/library.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "trace.hpp"
+
+namespace {
+
+using prefixcache::detail::check;
+using prefixcache::detail::sized;
+
+pc_api const& api() { return prefixcache::Library::get(); }
+
+int64_t now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+bool gFailed = false;
+
+/// One line of the report. A limit of 0 is information only.
+void report(char const* name, double value, char const* unit, double limit, bool atLeast = false) {
+    bool const ok = limit == 0 || (atLeast ? value >= limit : value <= limit);
+    gFailed = gFailed || !ok;
+    std::printf("%-58s %12.4f %-8s", name, value, unit);
+    if (limit != 0) {
+        std::printf(" %s %-10.4g %s", atLeast ? ">=" : "<=", limit, ok ? "ok" : "MISSED");
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+}
+
+/// The best of several rounds of a short operation, in ns each: what the operation
+/// costs when nobody else wants the processor.
+double best(int rounds, int inner, std::function<void()> const& body) {
+    double result = 1e18;
+    for (int i = 0; i < rounds; ++i) {
+        int64_t const start = now();
+        for (int j = 0; j < inner; ++j) {
+            body();
+        }
+        result = std::min(result, static_cast<double>(now() - start) / inner);
+    }
+    return result;
+}
+
+class Manager {
+  public:
+    Manager(int32_t tokensPerPage, int32_t pages, int32_t records) {
+        auto options = sized<pc_manager_options>();
+        options.tokens_per_page = tokensPerPage;
+        options.base_pages = pages;
+        options.max_records = records;
+        check(api(), api().manager_create(&options, &mHandle));
+    }
+    ~Manager() { api().manager_destroy(&mHandle); }
+    Manager(Manager const&) = delete;
+    Manager& operator=(Manager const&) = delete;
+
+    /// Status of the acquire; the lease is 0 unless it is PC_OK.
+    pc_status acquire(int32_t const* tokens, size_t count, pc_plan& plan, pc_handle& lease, int32_t* pages = nullptr,
+                      uint64_t room = 0) const {
+        auto sequence = sized<pc_sequence>();
+        sequence.tokens = tokens;
+        sequence.num_tokens = static_cast<int64_t>(count);
+        plan.struct_size = sizeof(plan);
+        return check(api(), api().manager_acquire(mHandle, PC_PLAN_VANILLA, PC_LOOKUP_USE_CACHE, &sequence, &plan,
+                                                  pages, room, nullptr, 0, &lease));
+    }
+    void publish(pc_handle lease, int64_t resident) const {
+        check(api(), api().manager_publish(mHandle, lease, resident, nullptr));
+    }
+    pc_status grow(pc_handle lease, int32_t pages) const {
+        return check(api(), api().manager_grow(mHandle, lease, pages, 0, nullptr, nullptr));
+    }
+    void append(pc_handle lease, int32_t const* tokens, size_t count) const {
+        check(api(), api().manager_append(mHandle, lease, tokens, count));
+    }
+    pc_status advance(pc_handle lease, int32_t const* tokens, size_t count, int64_t resident, int32_t pages) const {
+        return check(
+            api(), api().manager_advance(mHandle, lease, tokens, count, resident, pages, 0, nullptr, nullptr, nullptr));
+    }
+    void flush() const { check(api(), api().manager_flush(mHandle, nullptr)); }
+    void release(pc_handle& lease) const { check(api(), api().manager_release(mHandle, &lease)); }
+
+  private:
+    pc_handle mHandle = 0;
+};
+
+std::vector<int32_t> tokensOf(size_t count, uint64_t seed) {
+    std::vector<int32_t> out(count);
+    for (size_t i = 0; i < count; ++i) {
+        out[i] = static_cast<int32_t>(trace::splitmix64(seed * 1000003 + i) % trace::kVocabulary);
+    }
+    return out;
+}
+
+// ------------------------------------------------------------------------- trace
+
+struct TraceCase {
+    int32_t page;
+    int32_t pages;
+    size_t requests;
+    double copies;   // limit, in copies of the prompts' tokens
+    double hitRate;  // limit on the public trace
+};
+
+int32_t pagesOf(int64_t tokens, int32_t page) { return static_cast<int32_t>((tokens + page - 1) / page); }
+
+/// For each request: acquire its prompt, publish it, grow for the output, publish
+/// the end, release.
+void replay(TraceCase const& c, std::vector<trace::Request> const& all, bool isPublic) {
+    size_t const count = std::min(c.requests, all.size());
+    std::vector<int32_t> tokens;
+    std::vector<int32_t> output;
+    std::vector<int32_t> scratch;
+    std::vector<int32_t> ids;
+    int64_t copyTime = 0;
+    Manager manager(c.page, c.pages, 1 << 20);
+    int64_t prompts = 0;
+    int64_t reused = 0;
+    int64_t total = 0;
+    size_t refused = 0;
+    for (size_t i = 0; i < count; ++i) {
+        auto const& r = all[i];
+        trace::prompt(r, tokens);
+        output.resize(static_cast<size_t>(r.output));
+        for (int32_t j = 0; j < r.output; ++j) {
+            output[static_cast<size_t>(j)] = trace::outputToken(i, j);
+        }
+        ids.resize(std::max(ids.size(), static_cast<size_t>(pagesOf(r.input, c.page))));
+        pc_plan plan{};
+        pc_handle lease = 0;
+        scratch.resize(std::max(scratch.size(), tokens.size()));
+        int64_t const copyStart = now();
+        std::memcpy(scratch.data(), tokens.data(), tokens.size() * sizeof(int32_t));
+        asm volatile("" : : "r"(scratch.data()) : "memory");
+        int64_t const start = now();
+        copyTime += start - copyStart;
+        if (manager.acquire(tokens.data(), tokens.size(), plan, lease, ids.data(), ids.size()) != PC_OK) {
+            ++refused;
+            continue;
+        }
+        if (r.input >= c.page) {
+            manager.publish(lease, r.input);
+        }
+        int32_t const more = pagesOf(int64_t{r.input} + r.output, c.page) - pagesOf(r.input, c.page);
+        manager.append(lease, output.data(), output.size());
+        int64_t const resident = int64_t{r.input} + r.output - 1;  // the last token is the lookahead
+        if (manager.grow(lease, more) == PC_OK && resident >= c.page) {
+            manager.publish(lease, resident);
+        }
+        manager.release(lease);
+        total += now() - start;
+        prompts += r.input;
+        reused += plan.reuse;
+    }
+    std::printf("\ntrace, %d-token pages, %d pages, %zu requests (%zu refused)\n", c.page, c.pages, count, refused);
+    double const each = static_cast<double>(total) / static_cast<double>(count) / 1000;
+    double const copy = static_cast<double>(copyTime) / static_cast<double>(count) / 1000;
+    report("  one copy of the prompt's tokens", copy, "us", 0);
+    report("  total of a request", each, "us", 0);
+    report("  total of a request, in copies", each / copy, "x", isPublic ? c.copies : 0);
+    report("  hit rate, in prompt tokens", static_cast<double>(reused) / static_cast<double>(prompts), "",
+           isPublic ? c.hitRate : 0, true);
+}
+
+// ------------------------------------------------------------------- one request
+
+/// A 32 768-token request that is cached whole, pages of 32.
+void cachedAcquire(bool scattered) {
+    constexpr size_t kTokens = 32768;
+    constexpr int32_t kPage = 32;
+    Manager manager(kPage, 8192, 1024);
+    if (scattered) {  // the free list in a random order
+        std::vector<pc_handle> leases(8192);
+        int32_t const token = 1;
+        pc_plan plan{};
+        for (auto& lease : leases) {
+            manager.acquire(&token, 1, plan, lease);
+        }
+        std::mt19937_64 random(1);
+        std::shuffle(leases.begin(), leases.end(), random);
+        for (auto& lease : leases) {
+            manager.release(lease);
+        }
+    }
+    auto const tokens = tokensOf(kTokens + 1, 1);
+    auto const twin = tokens;
+    std::vector<int32_t> ids(kTokens / kPage + 1);
+    pc_plan plan{};
+    pc_handle lease = 0;
+    manager.acquire(tokens.data(), tokens.size(), plan, lease);
+    manager.publish(lease, kTokens);
+    manager.release(lease);
+    volatile int sink = 0;
+    double const compare = best(200, 5, [&] { sink = sink + std::memcmp(tokens.data(), twin.data(), kTokens * 4); });
+    double acquire = 1e18;
+    for (int i = 0; i < 300; ++i) {
+        int64_t const start = now();
+        manager.acquire(tokens.data(), tokens.size(), plan, lease, ids.data(), ids.size());
+        acquire = std::min(acquire, static_cast<double>(now() - start));
+        manager.release(lease);
+    }
+    if (plan.reuse != static_cast<int32_t>(kTokens)) {
+        throw std::runtime_error("bench: the request was not cached");
+    }
+    std::printf("\n32 768 tokens in 32-token pages, all cached, page ids %s\n", scattered ? "scattered" : "in order");
+    report("  memcmp of its tokens", compare / 1000, "us", 0);
+    report("  acquire", acquire / 1000, "us", 0);
+    report("  acquire, in memcmps", acquire / compare, "x", scattered ? 5 : 2);
+}
+
+/// What a decode step costs at a context of `context` tokens, pages of 32.
+double decodeBlock(size_t context, double* existing) {
+    constexpr int32_t kPage = 32;
+    Manager manager(kPage, static_cast<int32_t>(context / kPage + 512), 1024);  // recycled from the third round on
+    auto const tokens = tokensOf(context, 2);
+    auto const block = tokensOf(kPage, 3);
+    pc_plan plan{};
+    double result = 1e18;
+    for (int round = 0; round < 40; ++round) {
+        pc_handle lease = 0;
+        manager.acquire(tokens.data(), tokens.size(), plan, lease);
+        manager.publish(lease, static_cast<int64_t>(context));
+        if (existing != nullptr) {
+            *existing =
+                std::min(*existing, best(20, 50, [&] { manager.publish(lease, static_cast<int64_t>(context)); }));
+        }
+        manager.grow(lease, 1);  // each step publishes a block and takes the next page
+        auto resident = static_cast<int64_t>(context);
+        result = std::min(result, best(1, 200, [&] {
+                              resident += kPage;
+                              manager.advance(lease, block.data(), block.size(), resident, 1);
+                          }));
+        manager.release(lease);
+        manager.flush();
+    }
+    return result;
+}
+
+void decode() {
+    double existing = 1e18;
+    double const small = decodeBlock(32768, &existing);
+    double const large = decodeBlock(131072, nullptr);
+    std::printf("\none sequence in 32-token pages\n");
+    report("  publish an endpoint it already covers", existing, "ns", 200);
+    report("  append, publish and grow by one block at 32 768 tokens", small, "ns", 400);
+    report("  the same at 131 072 tokens", large, "ns", 0);
+    report("  131 072 against 32 768 tokens", large / small, "x", 1.5);
+}
+
+/// 1 024 records of 800 pages, all of them in use: nothing can be evicted.
+void infeasible() {
+    constexpr int32_t kPage = 4;
+    constexpr int32_t kPages = 800;
+    constexpr int32_t kRecords = 1024;
+    Manager manager(kPage, kRecords * (kPages + 1), 2 * kRecords);
+    pc_plan plan{};
+    std::vector<pc_handle> leases(kRecords);
+    for (int32_t i = 0; i < kRecords; ++i) {
+        auto const tokens = tokensOf(kPages * kPage + 1, 100 + static_cast<uint64_t>(i));
+        auto& lease = leases[static_cast<size_t>(i)];
+        check(api(), manager.acquire(tokens.data(), tokens.size(), plan, lease));
+        manager.publish(lease, kPages * kPage);
+    }
+    auto const cold = tokensOf(kPages * kPage, 99);
+    pc_handle none = 0;
+    bool wrong = false;
+    double const plans = best(
+        50, 20, [&] { wrong = wrong || manager.acquire(cold.data(), cold.size(), plan, none) != PC_REQUEST_FAILED; });
+    if (wrong) {
+        throw std::runtime_error("bench: the demand was feasible");
+    }
+    std::printf("\n1 024 records of 800 pages, all in use\n");
+    report("  infeasible acquire of 800 pages", plans / 1000, "us", 2);
+    for (auto& lease : leases) {
+        manager.release(lease);
+    }
+}
+
+// ------------------------------------------------------------------------- tails
+
+struct Samples {
+    char const* name;
+    std::vector<int32_t> values;
+
+    void add(int64_t start) { values.push_back(static_cast<int32_t>(std::min<int64_t>(now() - start, INT32_MAX))); }
+};
+
+/// A million operations with eviction all the time; each request does the same
+/// amount of work, so that the tail of an operation is not its size.
+void tails(int64_t operations) {
+    constexpr int32_t kPage = 16;
+    Manager manager(kPage, 4096, 1024);
+    Samples samples[] = {{"acquire", {}}, {"publish", {}}, {"grow", {}}, {"append", {}}, {"release", {}}};
+    for (auto& s : samples) {
+        s.values.reserve(static_cast<size_t>(operations / 4));
+    }
+    std::mt19937_64 random(7);
+    auto tokens = tokensOf(40 * kPage, 5);
+    auto const output = tokensOf(kPage, 6);
+    pc_plan plan{};
+    for (int64_t done = 0; done < operations; done += 6) {
+        tokens[8 * kPage] = static_cast<int32_t>(random() % 200);  // one of 200 continuations of a shared start
+        tokens[20 * kPage] = static_cast<int32_t>(random() % 4);
+        pc_handle lease = 0;
+        int64_t start = now();
+        manager.acquire(tokens.data(), tokens.size(), plan, lease);
+        samples[0].add(start);
+        start = now();
+        manager.publish(lease, static_cast<int64_t>(tokens.size()));
+        samples[1].add(start);
+        start = now();
+        manager.grow(lease, 1);
+        samples[2].add(start);
+        start = now();
+        manager.append(lease, output.data(), output.size());
+        samples[3].add(start);
+        start = now();
+        manager.publish(lease, static_cast<int64_t>(tokens.size() + output.size()));
+        samples[1].add(start);
+        start = now();
+        manager.release(lease);
+        samples[4].add(start);
+    }
+    std::printf("\n%lld operations under eviction, ns\n", static_cast<long long>(operations));
+    for (auto& s : samples) {
+        std::sort(s.values.begin(), s.values.end());
+        double const median = s.values[s.values.size() / 2];
+        double const tail = s.values[s.values.size() - 1 - s.values.size() / 1000];
+        std::string const name = std::string("  ") + s.name + ": p50 " + std::to_string(static_cast<int>(median)) +
+                                 ", p99.9 " + std::to_string(static_cast<int>(tail)) + ", p99.9 in medians";
+        report(name.c_str(), tail / median, "x", 20);
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    std::string path;
+    std::string only;
+    bool checked = false;
+    bool quick = false;
+    for (int i = 1; i < argc; ++i) {
+        std::string const option = argv[i];
+        if (option == "--trace" && i + 1 < argc) {
+            path = argv[++i];
+        } else if (option == "--only" && i + 1 < argc) {
+            only = argv[++i];
+        } else if (option == "--check") {
+            checked = true;
+        } else if (option == "--quick") {
+            quick = true;
+        } else {
+            std::fprintf(stderr,
+                         "usage: bench_context [--trace FILE] [--check] [--quick] [--only "
+                         "trace|acquire|decode|infeasible|tails]\n");
+            return 2;
+        }
+    }
+    auto const wanted = [&](char const* name) { return only.empty() || only == name; };
+    if (wanted("trace")) {
+        bool const isPublic = !path.empty();
+        size_t const everything = SIZE_MAX;
+        auto const requests =
+            isPublic ? trace::read(path, quick ? 4000 : everything) : trace::generate(quick ? 1000 : 4000);
+        replay({128, 24000, 4000, 4, 0.136}, requests, isPublic);
+        replay({32, 96000, 4000, 5, 0.1355}, requests, isPublic);
+        replay({16, 192000, 4000, 7, 0.1355}, requests, isPublic);
+        if (!quick && isPublic) {
+            replay({128, 100000, everything, 4, 0.3157}, requests, isPublic);
+        }
+    }
+    if (wanted("acquire")) {
+        cachedAcquire(false);
+        cachedAcquire(true);
+    }
+    if (wanted("decode")) {
+        decode();
+    }
+    if (wanted("infeasible")) {
+        infeasible();
+    }
+    if (wanted("tails")) {
+        tails(quick ? 120000 : 1000000);
+    }
+    return checked && gFailed ? 1 : 0;
+} catch (std::exception const& e) {
+    std::fprintf(stderr, "bench_context: %s\n", e.what());
+    return 1;
+}
