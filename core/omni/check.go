@@ -185,8 +185,8 @@ func (c *Cache) checkSteps(refs [][]int32) error {
 			k := x.keys[p.key].k
 			readers[k]++
 			for _, q := range x.pieces[p.pieces:p.piecesEnd] {
-				for h := q.src; q.kind == fromStore && h < q.src+q.n; h++ {
-					refs[ids[k]][int32(h)]++
+				for h := q.src; q.src != zeros && h < q.src+int32(q.n); h++ {
+					refs[ids[k]][h]++
 				}
 			}
 			for r := p.readers; r < p.readersEnd; r++ {

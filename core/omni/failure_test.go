@@ -200,3 +200,14 @@ func TestShutdownWakesAReaderOfUnwrittenRows(t *testing.T) {
 	_, err := r.tryRead(step, "h")
 	wantErr(t, err, status.Unmatch, "shut down")
 }
+
+func TestShutdownDropsThePendingStep(t *testing.T) {
+	r := newRig(t, committer)
+	r.begin(nil, arrive(1)...)
+	r.discard(r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 1)}))
+	r.c.Shutdown()
+	if s := r.c.Stats(); s.StagedBytes != 0 || s.PendingWrites != 0 || r.c.pages[0] != 0 || r.rows("h", 0)[0] != 0 {
+		t.Fatalf("%+v", s)
+	}
+	r.check()
+}

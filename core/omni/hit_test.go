@@ -174,3 +174,41 @@ func TestNamesAreUsedInErrors(t *testing.T) {
 	r := newRig(t, Config{NameOf: func(q uint64) string { return "chat-" + strings.Repeat("x", int(q)) }})
 	wantErr(t, r.tryBegin(nil, hitOn(3, 4)), status.Unmatch, "req chat-xxx carries")
 }
+
+func TestRefusedArrivalsLeaveNoEntries(t *testing.T) {
+	r := newRig(t, Config{})
+	for q := range uint64(100) {
+		if err := r.tryBegin([]uint64{q}, NewRequest{Request: 2 * q}, hitOn(2*q+1, 4, 0), hitOn(7777, 4)); err == nil {
+			t.Fatal("accepted")
+		}
+	}
+	if r.c.reqs.used != 0 {
+		t.Fatalf("%d entries", r.c.reqs.used)
+	}
+}
+
+// A request that finishes and returns in one output is new, so its hit is checked.
+func TestO14_AReturningRequestsHitIsChecked(t *testing.T) {
+	r := newRig(t, Config{})
+	r.begin(nil, arrive(1)...)
+	wantErr(t, r.tryBegin([]uint64{1}, hitOn(1, 4, -1)), status.Unmatch, "block_ids[0]")
+	r.begin(nil, hitOn(1, 4, 0))
+	if r.accepted[1] != 0 {
+		t.Fatal("the refused output finished it")
+	}
+}
+
+func TestHitsOfRequestsOutsideTheBatchAreDropped(t *testing.T) {
+	r := newRig(t, Config{})
+	r.begin(nil, arrive(1)...)
+	r.discard(r.save(map[string]uint64{"h": 10}, chunk{1, span(0, 4)}))
+	r.begin(nil, hitOn(2, 4, 0))
+	if _, err := r.trySave(nil, chunk{2, nil}, chunk{2, nil}); err == nil { // must not be remembered as a batch
+		t.Fatal("a request twice")
+	}
+	step := r.save(map[string]uint64{"h": 10})
+	if n := r.c.Stats().PendingReads; n != 0 {
+		t.Fatalf("%d reads planned for an empty batch", n)
+	}
+	r.discard(step)
+}

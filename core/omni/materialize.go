@@ -237,16 +237,21 @@ func (c *Cache) gather(x *stepCtx, reads []Read) (bytes int64) {
 				continue
 			}
 			dst := unsafe.Add(r.Dst, (x.offs[pl.batch]-x.offs[r.First])*k.rowBytes)
+			if spans := x.spans[pl.spans:pl.spansEnd]; c.cfg.Preempt == nil {
+				k.mirror.GatherSpans(dst, spans)
+			} else {
+				for i := range spans {
+					c.preempt()
+					k.mirror.GatherSpans(dst, spans[i:i+1])
+				}
+			}
 			for _, q := range x.pieces[pl.pieces:pl.piecesEnd] {
 				c.preempt()
 				to := unsafe.Add(dst, q.row*k.rowBytes)
-				switch q.kind {
-				case fromMirror:
-					rows.Copy(to, k.mirror.Row(q.src), q.n*k.rowBytes)
-				case fromStore:
-					rows.Copy(to, k.store.in(xk.segs, int32(q.src)), q.n*k.rowBytes)
-				case fromZero:
+				if q.src == zeros {
 					rows.Zero(to, q.n*k.rowBytes)
+				} else {
+					rows.Copy(to, k.store.in(xk.segs, q.src), q.n*k.rowBytes)
 				}
 			}
 			bytes += pl.rows * k.rowBytes

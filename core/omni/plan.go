@@ -1,27 +1,26 @@
 package omni
 
-// sourceKind is where the rows of a piece of a planned read come from.
-type sourceKind uint8
+import "libprefixcache/core/rows"
 
-const (
-	fromMirror sourceKind = iota // src is a slot
-	fromStore                    // src is a row of the key's store; the plan holds a reference
-	fromZero                     // absent when planned: zeros, whatever happens later (S-18)
-)
-
-// piece is n consecutive rows of a planned read.
+// piece is n consecutive rows of a planned read that do not come from the mirror.
+// Those that do are rows.Spans.
 type piece struct {
-	row, n, src int64
-	kind        sourceKind
+	row, n int64
+	src    int32 // row of the key's store, to which the plan holds a reference; or zeros
 }
 
+// zeros is the source of rows that were absent when planned: they read as zeros,
+// whatever happens to their slots later (S-18).
+const zeros = noRow
+
 // plan is one (request, key) prefix: what Materialize copies, decided when the
-// step was published. Pieces and readers are ranges of the step context.
+// step was published. Spans, pieces and readers are ranges of the step context.
 type plan struct {
 	batch               int32
 	key                 int32 // in stepCtx.keys
 	rows                int64
 	absent              int64
+	spans, spansEnd     int32
 	pieces, piecesEnd   int32
 	readers, readersEnd int32
 }
@@ -78,7 +77,7 @@ func (c *Cache) countAbsent(h *ctxHit) int64 {
 // words, one entry in its reader list and one longer piece.
 func (c *Cache) planOne(x *stepCtx, ki int32, h *ctxHit) int64 {
 	k, pi := x.keys[ki].k, int32(len(x.plans))
-	p := plan{batch: h.batch, key: ki, rows: h.tokens, pieces: int32(len(x.pieces)), readers: int32(len(x.readers))}
+	p := plan{batch: h.batch, key: ki, rows: h.tokens, spans: int32(len(x.spans)), pieces: int32(len(x.pieces)), readers: int32(len(x.readers))}
 	bs := c.cfg.BlockSize
 	row := int64(0)
 	for _, b := range c.hits.blocks[h.first:h.firstEnd] {
@@ -88,9 +87,9 @@ func (c *Cache) planOne(x *stepCtx, ki int32, h *ctxHit) int64 {
 			words := k.words[first : first+n]
 			mask, versions, newest := scanWords(words)
 			if mask == fullMask(n) {
-				x.addPiece(p.pieces, piece{row: row, n: n, src: first, kind: fromMirror})
+				x.addSpan(p.spans, row, first, n)
 			} else {
-				p.absent += c.planMixed(x, k, p.pieces, row, first, words)
+				p.absent += c.planMixed(x, k, &p, row, first, words)
 			}
 			if mask != 0 {
 				c.addReader(x, k, reader{mask: mask, versions: versions, plan: pi, row: row, granule: b*c.perBlock + off/granuleRows})
@@ -99,7 +98,7 @@ func (c *Cache) planOne(x *stepCtx, ki int32, h *ctxHit) int64 {
 			row += n
 		}
 	}
-	p.piecesEnd, p.readersEnd = int32(len(x.pieces)), int32(len(x.readers))
+	p.spansEnd, p.piecesEnd, p.readersEnd = int32(len(x.spans)), int32(len(x.pieces)), int32(len(x.readers))
 	k.readers++
 	x.plans = append(x.plans, p)
 	return p.absent
@@ -123,47 +122,47 @@ func fullMask(n int64) uint64 { return ^uint64(0) >> uint(64-n) }
 // planMixed plans a granule whose rows do not all come from the mirror. Rows of a
 // deferred write are read from the write's own memory, which the plan keeps alive:
 // in transit always wins over the mirror.
-func (c *Cache) planMixed(x *stepCtx, k *key, from int32, row, first int64, words []word) (absent int64) {
+func (c *Cache) planMixed(x *stepCtx, k *key, p *plan, row, first int64, words []word) (absent int64) {
 	for i, w := range words {
 		r := row + int64(i)
 		switch w.kind() {
 		case kindStep:
-			x.addPiece(from, piece{row: r, n: 1, src: first + int64(i), kind: fromMirror})
+			x.addSpan(p.spans, r, first+int64(i), 1)
 		case kindDeferred:
 			h := k.rowOf[first+int64(i)]
 			k.store.meta[h].refs++
-			x.addRow(from, k, r, h)
+			x.addPiece(p.pieces, k, r, h)
 		default:
 			absent++
-			x.addPiece(from, piece{row: r, n: 1, kind: fromZero})
+			x.addPiece(p.pieces, k, r, zeros)
 		}
 	}
 	return absent
 }
 
-// addPiece appends a piece, or lengthens the last one when it goes on there.
-func (x *stepCtx) addPiece(from int32, p piece) {
-	if i := len(x.pieces) - 1; i >= int(from) {
-		last := &x.pieces[i]
-		if last.kind == p.kind && (p.kind == fromZero || last.src+last.n == p.src) {
-			last.n += p.n
+// addSpan appends mirror rows, or lengthens the last span of the plan when they go
+// on there.
+func (x *stepCtx) addSpan(from int32, row, slot, n int64) {
+	if i := len(x.spans) - 1; i >= int(from) {
+		if last := &x.spans[i]; last.Row+last.Len == row && last.Slot+last.Len == slot {
+			last.Len += n
 			return
 		}
 	}
-	x.pieces = append(x.pieces, p)
+	x.spans = append(x.spans, rows.Span{Row: row, Slot: slot, Len: n})
 }
 
-// addRow is addPiece for a row of the store, where numbers of two segments are not
-// neighbours.
-func (x *stepCtx) addRow(from int32, k *key, row int64, h int32) {
+// addPiece does the same for one row of the store, or of zeros.
+func (x *stepCtx) addPiece(from int32, k *key, row int64, src int32) {
 	if i := len(x.pieces) - 1; i >= int(from) {
 		last := &x.pieces[i]
-		if last.kind == fromStore && k.store.follows(int32(last.src+last.n-1), h) {
+		if last.row+last.n == row && (src == zeros && last.src == zeros ||
+			src != zeros && last.src != zeros && k.store.follows(last.src+int32(last.n)-1, src)) {
 			last.n++
 			return
 		}
 	}
-	x.pieces = append(x.pieces, piece{row: row, n: 1, src: int64(h), kind: fromStore})
+	x.pieces = append(x.pieces, piece{row: row, n: 1, src: src})
 }
 
 // closePlans ends every planned read of a context: no claim looks for them any
@@ -177,9 +176,9 @@ func (c *Cache) closePlans(x *stepCtx) {
 		}
 		k.readers--
 		for _, q := range x.pieces[p.pieces:p.piecesEnd] {
-			if q.kind == fromStore {
-				for h := q.src; h < q.src+q.n; h++ {
-					k.store.drop(int32(h))
+			if q.src != zeros {
+				for h := q.src; h < q.src+int32(q.n); h++ {
+					k.store.drop(h)
 				}
 			}
 		}

@@ -23,6 +23,7 @@ type stepCtx struct {
 	wait   uint64 // newest step whose rows a plan reads from the mirror
 
 	plans    []plan
+	spans    []rows.Span
 	pieces   []piece
 	readers  []reader
 	overlays []overlay
@@ -74,7 +75,7 @@ func (t *stepTable) get() *stepCtx {
 func (t *stepTable) put(x *stepCtx) {
 	x.id, x.page, x.wait, x.plansClosed = 0, -1, 0, false
 	x.starts, x.offs, x.hits, x.keys = x.starts[:0], x.offs[:0], x.hits[:0], x.keys[:0]
-	x.plans, x.pieces, x.readers, x.overlays = x.plans[:0], x.pieces[:0], x.readers[:0], x.overlays[:0]
+	x.plans, x.spans, x.pieces, x.readers, x.overlays = x.plans[:0], x.spans[:0], x.pieces[:0], x.readers[:0], x.overlays[:0]
 	t.free = append(t.free, x.index)
 }
 
