@@ -46,6 +46,7 @@ type modelLease struct {
 	dep       int
 	rec, part int32
 	reserved  []Reservation
+	keyed     int // blocks whose keys the manager has
 	stale     bool
 }
 
@@ -492,7 +493,19 @@ func (w *world) acquire() {
 		req.Policy = Bypass
 	}
 	req.NoAttention = req.Mode == Hybrid && w.shadow
+	if w.m.cfg.Identity == Keys { // a cache of keys knows no media
+		media, isMedia = nil, nil
+	}
 	l := &modelLease{mode: req.Mode, attention: !req.NoAttention, realm: fmt.Sprintf("r%d;%v;", k, req.NoAttention), pos: pos, rec: -1, part: -1}
+	if w.m.cfg.Identity == Keys {
+		req.Tokens, req.Media, req.TokenCount = nil, nil, len(tokens)
+		req.Keys = w.keys(l, len(tokens)/w.m.cfg.PageTokens)
+		if req.Mode == Hybrid {
+			for n := range len(tokens) {
+				req.Checkpoints = append(req.Checkpoints, Checkpoint{n, OpaqueIdentity([]byte(l.prefix(n)))})
+			}
+		}
+	}
 	want := w.m.plan(l, isMedia, req.Policy)
 	query, err := w.mgr.Plan(req)
 	if err != nil {
@@ -560,12 +573,21 @@ func (w *world) acquire() {
 	w.evict(victims)
 	w.m.touch(rec)
 	l.id, l.matched, l.dep, l.rec, l.part = got.Lease, want.matched/P, want.dep, want.rec, want.part
+	l.keyed = len(req.Keys)
 	w.adopt(l, want.bound)
 	w.leases = append(w.leases, l)
 	w.seen[fmt.Sprintf("acquire-%d-%s", req.Mode, pl.Reason)]++
 	if len(victims) > 0 {
 		w.seen["evicting-acquire"]++
 	}
+}
+
+// keys are what a runtime that hashes its blocks itself would pass.
+func (w *world) keys(l *modelLease, n int) (keys []Hash128) {
+	for i := range n {
+		keys = append(keys, OpaqueIdentity([]byte(l.prefix((i+1)*w.m.cfg.PageTokens))))
+	}
+	return
 }
 
 // adopt reads a lease's pages from the manager: the old ones must be the same,
@@ -629,6 +651,9 @@ func (w *world) append(l *modelLease) {
 		tokens[i] = int32(w.r.IntN(2))
 		l.pos = append(l.pos, fmt.Sprintf("t%d", tokens[i]))
 	}
+	if w.m.cfg.Identity == Keys {
+		return
+	}
 	if err := w.mgr.Append(l.id, tokens); err != nil {
 		w.t.Fatal(err)
 	}
@@ -642,7 +667,18 @@ func (w *world) publish(l *modelLease) {
 	}
 	c := resident / P
 	legal := c >= 1 && c <= len(l.base) && (l.mode != Spec || c <= len(l.draft)) && l.dep <= c
-	got, err := w.mgr.Publish(l.id, resident)
+	var got PublishResult
+	var err error
+	if w.m.cfg.Identity == Keys {
+		keys := w.keys(l, len(l.pos)/P)
+		first := w.r.IntN(min(len(keys), l.keyed) + 1)
+		got, err = w.mgr.PublishKeys(l.id, first, keys[first:], resident)
+		if err == nil {
+			l.keyed = max(l.keyed, c)
+		}
+	} else {
+		got, err = w.mgr.Publish(l.id, resident)
+	}
 	if (err == nil) != legal {
 		w.t.Fatalf("publish of %d blocks: %v, model legal %v", c, err, legal)
 	}
@@ -707,7 +743,15 @@ func (w *world) publishHybrid(l *modelLease) {
 		l.reserved = append(l.reserved, slots)
 		return
 	}
-	got, err := w.mgr.PublishHybrid(l.id, L, slots)
+	var got PublishResult
+	if w.m.cfg.Identity == Keys {
+		keys := w.keys(l, L/P)
+		first := w.r.IntN(min(len(keys), l.keyed) + 1)
+		got, err = w.mgr.PublishHybridKeys(l.id, first, keys[first:], Checkpoint{L, OpaqueIdentity([]byte(l.prefix(L)))}, slots)
+		l.keyed = max(l.keyed, L/P)
+	} else {
+		got, err = w.mgr.PublishHybrid(l.id, L, slots)
+	}
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -32,6 +32,9 @@ func TestRandomRunAgainstModel(t *testing.T) {
 		{"spec", Config{PageTokens: 4, BasePages: 60, DraftPages: 50, MaxRecords: 14}, []Mode{Spec, Spec, Spec, Vanilla}, false},
 		{"hybrid", Config{PageTokens: 4, BasePages: 60, RecurrentSlots: 9, PartialSlots: 6, MaxRecords: 14}, []Mode{Hybrid, Hybrid, Hybrid, Vanilla}, false},
 		{"pure-recurrent", Config{PageTokens: 4, RecurrentSlots: 9, MaxRecords: 8}, []Mode{Hybrid}, true},
+		{"keys", Config{PageTokens: 3, BasePages: 70, DraftPages: 60, RecurrentSlots: 8, PartialSlots: 5, MaxRecords: 20, Identity: Keys},
+			[]Mode{Vanilla, Hybrid, Spec}, false},
+		{"keys-pure-recurrent", Config{PageTokens: 3, RecurrentSlots: 8, MaxRecords: 20, Identity: Keys}, []Mode{Hybrid}, true},
 		{"everything", Config{PageTokens: 3, BasePages: 70, DraftPages: 60, RecurrentSlots: 8, PartialSlots: 5, MaxRecords: 20},
 			[]Mode{Vanilla, Hybrid, Spec}, false},
 	}
