@@ -18,7 +18,10 @@ func (c *Cache) awaitStep() error {
 				step, c.timeout(), c.stepState(), c.pendingWrites())
 		}
 	}
-	return c.fatal
+	if c.fatal != nil {
+		return c.failedBefore("step", step)
+	}
+	return nil
 }
 
 func (c *Cache) stepState() writeState {
@@ -62,7 +65,7 @@ func (c *Cache) charge(bytes int64) error {
 			}
 		}
 		if c.fatal != nil {
-			return c.fatal
+			return c.failedBefore("deferred", number)
 		}
 	}
 	if c.staged += bytes; c.staged > c.stats.StagedBytesPeak {

@@ -265,6 +265,9 @@ func (c *Cache) checkKey(k *key, refs []int32) error {
 		}
 	}
 	for g, l := range k.heads {
+		if busy := k.busy[g/64]>>uint(g%64)&1 != 0; busy != (l != 0) {
+			return fmt.Errorf("granule %d is marked as read: %v, its list begins with %x", g, busy, l)
+		}
 		for ; l != 0; l = c.reader(l).next {
 			if r := c.reader(l); r.granule != int64(g) || bits.Len64(r.mask) > int(min(granuleRows, c.cfg.BlockSize)) {
 				return fmt.Errorf("granule %d lists a reader of granule %d, mask %x", g, r.granule, r.mask)

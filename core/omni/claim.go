@@ -25,13 +25,12 @@ func (c *Cache) claimStep(k *key, slots []int64, step uint64) {
 		}
 		return
 	}
-	heads := k.heads
 	for _, s := range slots {
 		w := words[s]
 		if w&^versionMask == b {
 			continue
 		}
-		if g, _ := c.granuleOf(s); heads[g] != 0 {
+		if c.read(k, s) {
 			c.preserve(k, s)
 		}
 		words[s] = w.claimed(b)
@@ -48,10 +47,8 @@ func (c *Cache) claimSkipped(k *key, slots []int64) {
 		if w == 0 { // never claimed: reads as absent as it is
 			continue
 		}
-		if k.readers > 0 {
-			if g, _ := c.granuleOf(s); k.heads[g] != 0 {
-				c.preserve(k, s)
-			}
+		if k.readers > 0 && c.read(k, s) {
+			c.preserve(k, s)
 		}
 		c.displace(k, s, w, none)
 		k.words[s] = w.claimed(b)
@@ -67,10 +64,8 @@ func (c *Cache) claimDeferred(k *key, id KeyID, w int32, slots []int64, step uin
 	meta := k.store.meta
 	for _, s := range slots {
 		old := k.words[s]
-		if k.readers > 0 {
-			if g, _ := c.granuleOf(s); k.heads[g] != 0 {
-				c.preserve(k, s)
-			}
+		if k.readers > 0 && c.read(k, s) {
+			c.preserve(k, s)
 		}
 		again := false // listed twice in this very chunk: one claim, the last row wins
 		if old.kind() == kindDeferred {

@@ -18,6 +18,11 @@ func (c *Cache) fail(cause error, what string, args ...any) {
 	}
 }
 
+// failedBefore is what a waiter for the write that failed gets (O-43).
+func (c *Cache) failedBefore(what string, n uint64) error {
+	return status.New(status.Unmatch, "%s %d write failed before done: %v", what, n, c.fatal)
+}
+
 // FailWrite is a fail point for tests: the nth write from now fails, 1 is the next
 // one; 0 clears it.
 func (c *Cache) FailWrite(nth uint64) {

@@ -82,21 +82,21 @@ func TestO43_AWaiterIsWokenByAFailure(t *testing.T) {
 	r.discard(r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 1)}))
 	fails(r)
 	_, err := r.trySave(map[string]uint64{"h": 1}, chunk{1, span(0, 1)})
-	wantErr(t, err, status.Unmatch, "write failed")
+	wantErr(t, err, status.Unmatch, "write failed before done")
 
 	r = newRig(t, committer)
 	r.begin(nil, arrive(1)[0], hitOn(2, 4, 0))
 	step := r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 4)}, chunk{2, span(4, 5)})
 	fails(r)
 	_, err = r.tryRead(step, "h")
-	wantErr(t, err, status.Unmatch, "write failed")
+	wantErr(t, err, status.Unmatch, "write failed before done")
 
 	r = newRig(t, Config{Threaded: true, BudgetBytes: 8})
 	r.begin(nil, arrive(1)...)
 	r.discard(r.save(map[string]uint64{"d": 1}, chunk{1, span(0, 1)}))
 	fails(r)
 	_, err = r.trySave(map[string]uint64{"d": 1}, chunk{1, span(1, 2)})
-	wantErr(t, err, status.Unmatch, "write failed")
+	wantErr(t, err, status.Unmatch, "write failed before done")
 }
 
 func TestFailPointCountsWrites(t *testing.T) {

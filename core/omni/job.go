@@ -204,7 +204,8 @@ func (c *Cache) drainInline() error {
 	}
 }
 
-// dropPending forgets writes that did not begin, at shutdown.
+// dropPending forgets the step that did not begin, at shutdown. Deferred rows stay
+// where they are: they will never be written, but planned reads may refer to them.
 func (c *Cache) dropPending() {
 	if s := &c.job; s.step != 0 && !s.stepTaken {
 		c.staged -= s.stepBytes

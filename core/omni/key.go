@@ -44,6 +44,7 @@ type key struct {
 	mirror *rows.Mirror
 	words  []word   // by slot
 	heads  []link   // by granule: first reader of rows of these slots
+	busy   []uint64 // a bit for each granule that has a reader: what a claim looks at
 	rowOf  []int32  // by slot, deferred keys: the row a deferred word stands for
 	store  rowStore // rows outside the mirror: deferred, and preserved for readers
 	mem    []*rows.Memory
@@ -133,6 +134,9 @@ func (c *Cache) newKey(name string, rowBytes int64, dtype uint32, s Schedule) (*
 	}
 	if k.words, err = table[word](k, c.slots); err == nil {
 		k.heads, err = table[link](k, c.granules)
+	}
+	if err == nil {
+		k.busy, err = table[uint64](k, c.granules/64+1)
 	}
 	if err == nil && s == JoinOnFinish {
 		k.rowOf, err = table[int32](k, c.slots)

@@ -97,8 +97,12 @@ func (c *Cache) checkReads(x *stepCtx, reads []Read) error {
 		for j := range x.hits {
 			h := &x.hits[j]
 			if h.hiddenAbsent > 0 && int64(h.batch) >= r.First && int64(h.batch) < r.First+r.Count {
-				return status.New(status.Unmatch, "hit span for req %s key=%s is not readable (%d absent slots of %d)",
-					c.nameOf(h.req), HiddenKey, h.hiddenAbsent, h.tokens)
+				why := ""
+				if h.hiddenAbsent == h.tokens {
+					why = "no source, "
+				}
+				return status.New(status.Unmatch, "hit span for req %s key=%s is not readable (%s%d absent slots of %d)",
+					c.nameOf(h.req), HiddenKey, why, h.hiddenAbsent, h.tokens)
 			}
 		}
 		if r.Key == NoKey {
@@ -180,7 +184,7 @@ func (c *Cache) awaitWritten(x *stepCtx) error {
 	end := c.deadline()
 	for x.wait > c.written {
 		if c.fatal != nil {
-			return c.fatal
+			return c.failedBefore("step", x.wait)
 		}
 		if c.closed && !(c.job.step == x.wait && c.job.stepTaken) { // nobody will write it
 			return errShutDown("materialize")
@@ -190,7 +194,7 @@ func (c *Cache) awaitWritten(x *stepCtx) error {
 				x.wait, c.timeout(), c.stepState(), c.pendingWrites())
 		}
 	}
-	return c.fatal
+	return nil
 }
 
 // copyNew fills in new rows from the staging page. No lock is held.

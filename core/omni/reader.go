@@ -6,7 +6,8 @@ import "math/bits"
 // such a slot meanwhile must first copy the row aside (9.4 of the specification).
 // To find the readers of a slot without looking at every plan, each plan enters
 // itself into a list per granule: up to granuleRows consecutive slots of a block.
-// A claim that meets an empty list has paid one load.
+// A claim looks at one bit per slot: the bits of all granules stay in the cache, and
+// the heads of the lists would not (S-12).
 
 // granuleRows is the number of slots that one mask covers. Blocks are cut into
 // granules separately, so a granule never spans two blocks.
@@ -47,6 +48,7 @@ func (c *Cache) addReader(x *stepCtx, k *key, r reader) {
 		c.reader(r.next).prev = l
 	}
 	k.heads[r.granule] = l
+	k.busy[r.granule/64] |= 1 << uint(r.granule%64)
 	x.readers = append(x.readers, r)
 }
 
@@ -58,10 +60,16 @@ func (c *Cache) dropReader(x *stepCtx, k *key, i int) {
 	}
 	if r.prev != 0 {
 		c.reader(r.prev).next = r.next
-	} else {
-		k.heads[r.granule] = r.next
+	} else if k.heads[r.granule] = r.next; r.next == 0 {
+		k.busy[r.granule/64] &^= 1 << uint(r.granule%64)
 	}
 	r.next, r.prev = 0, 0
+}
+
+// read reports whether a planned read may want the row of a slot.
+func (c *Cache) read(k *key, slot int64) bool {
+	g, _ := c.granuleOf(slot)
+	return k.busy[g/64]>>uint(g%64)&1 != 0
 }
 
 // granuleOf is the granule of a slot and the slot's bit in it.
