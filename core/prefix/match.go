@@ -127,7 +127,7 @@ const (
 // when it is not nil.
 func (m *Manager) common(src *source, at, cell, n int32, out *[]int32) (same, last int32) {
 	c := &m.content
-	if src.cells != nil || src.media != nil || c.mediaOf != nil || cell >= c.base {
+	if out == nil || src.cells != nil || src.media != nil || c.mediaOf != nil || cell >= c.base {
 		return m.commonByBlock(src, at, cell, n, out)
 	}
 	last = -1
@@ -147,15 +147,17 @@ func (m *Manager) common(src *source, at, cell, n int32, out *[]int32) (same, la
 					got++
 				}
 			}
-			if out != nil && got > 0 {
+			if got > 0 {
 				// The links of a run are its ids, one further.
 				*out = append(append(*out, cell), c.next[cell:cell+got-1]...)
+				last = cell + got - 1
 			}
-			last = cell + max(got, 1) - 1
 		} else {
 			run = room
-			if got, last = c.scattered(words, cell, run, out); got == 0 {
-				last = cell
+			had := len(*out)
+			*out = c.scattered(words, cell, room, *out)
+			if got = int32(len(*out) - had); got > 0 {
+				last = (*out)[len(*out)-1]
 			}
 		}
 		same += got
@@ -167,49 +169,41 @@ func (m *Manager) common(src *source, at, cell, n int32, out *[]int32) (same, la
 	return same, last
 }
 
-// scattered compares words with a chain of n cells that lie anywhere. Following
-// the links and reading the cells are cache misses each; so the links are followed
-// some way ahead, and the first line of a cell is read long before it is compared.
-func (c *content) scattered(words []int32, cell, n int32, out *[]int32) (same, last int32) {
-	var ahead [aheadCells]int32
-	var ids []int32
-	if out != nil {
-		ids = slices.Grow(*out, int(n))[:len(*out)]
+// scattered compares words with a chain of n cells that lie anywhere, and
+// appends the equal ones to out. The links and the cells are cache misses each;
+// so the links are followed some way ahead of the comparison.
+func (c *content) scattered(words []int32, cell, n int32, out []int32) []int32 {
+	if haveComparePages && c.width%4 == 0 {
+		had := len(out)
+		out = slices.Grow(out, int(n))[:had+int(n)]
+		_ = words[int(n)*c.width-1]
+		same := comparePages(&words[0], &c.words[0], &c.next[0], cell, int64(n), int64(c.width)*4, &out[had])
+		return out[:had+int(same)]
 	}
+	return c.scatteredGo(words, cell, n, out)
+}
+
+// scatteredGo is the plain twin. It cannot prefetch; reading the first word of a
+// cell long before it is compared comes near.
+func (c *content) scatteredGo(words []int32, cell, n int32, out []int32) []int32 {
+	var ahead [aheadCells]int32
 	w, slab, next := c.width, c.words, c.next
 	read, early := int32(0), int32(0)
-	for ; read < min(n, aheadCells); read++ {
-		ahead[read] = cell
-		at := int(cell) * w
-		early += slab[at] + slab[at+w-1]
-		cell = next[cell]
-	}
-	for same < n {
-		slot := &ahead[same%aheadCells]
-		id := *slot
-		at := int(id) * w
-		if !equalWords(words[:w], slab[at:at+w]) {
+	for same := int32(0); same < n; same++ {
+		for ; read < min(n, same+aheadCells); read++ {
+			ahead[read%aheadCells] = cell
+			early += slab[int(cell)*w]
+			cell = next[cell]
+		}
+		id := ahead[same%aheadCells]
+		if !equalWords(words[:w], slab[int(id)*w:int(id+1)*w]) {
 			break
 		}
 		words = words[w:]
-		if out != nil {
-			ids = append(ids, id)
-		}
-		if read < n {
-			*slot = cell
-			at := int(cell) * w
-			early += slab[at] + slab[at+w-1]
-			cell = next[cell]
-			read++
-		}
-		last = id
-		same++
-	}
-	if out != nil {
-		*out = ids
+		out = append(out, id)
 	}
 	c.early = early // or the compiler would leave the reads out
-	return same, last
+	return out
 }
 
 // adjacent counts the cells of a chain, at most n, whose ids follow one another.

@@ -49,9 +49,6 @@ func newPagePool(size int) pagePool {
 	return p
 }
 
-// reclaimable is the number of pages that evicting every record would free.
-func (p *pagePool) reclaimable() int { return p.size - p.active - p.free.n }
-
 // canHold says whether want more private pages can be had, with eviction, once
 // pin more cached pages are active. Exact, because only records and leases hold pages.
 func (p *pagePool) canHold(pin, want int) bool { return want <= p.size-p.active-pin }

@@ -1,0 +1,174 @@
+package prefix
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// scrambled puts a manager's free pages in random order, in runs of random length.
+func scrambled(m *Manager, r *rand.Rand, longest int) {
+	var order []int32
+	var runs [][]int32
+	for at := 0; at < m.base.size; {
+		n := min(1+r.IntN(longest), m.base.size-at)
+		run := make([]int32, n)
+		for i := range run {
+			run[i] = int32(at + i)
+		}
+		runs = append(runs, run)
+		at += n
+	}
+	r.Shuffle(len(runs), func(i, j int) { runs[i], runs[j] = runs[j], runs[i] })
+	for _, run := range runs {
+		order = append(order, run...)
+	}
+	for i, p := range order[:len(order)-1] {
+		m.base.next[p] = order[i+1]
+	}
+	m.base.free = chain{order[0], order[len(order)-1], len(order)}
+}
+
+// TestLongPromptsOverScatteredPages covers the paths that only long prompts take,
+// streamed stores, range comparison and the walk ahead, for every kind of layout,
+// and looks at the content word by word.
+func TestLongPromptsOverScatteredPages(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 3))
+	for _, page := range []int{1, 3, 4, 16, 20, 32, 128, 1100} {
+		for _, longest := range []int{1, 2, 6, 1000} {
+			pages := 12000/page + 8
+			h := newHost(t, Config{PageTokens: page, BasePages: pages})
+			scrambled(h.Manager, r, longest)
+			tok := tokens(uint64(page), 5000)
+			rec := h.run(AcquireRequest{Tokens: tok})
+			got, err := h.RecordTokens(rec.Record, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			full := len(tok) / page * page
+			if !slices.Equal(got, tok[:full]) {
+				t.Fatalf("page %d: the record's tokens differ", page)
+			}
+			path := h.recordPages(rec.Record, BasePages)
+			for range 60 {
+				n := 1 + r.IntN(len(tok)-1)
+				prompt := slices.Clone(tok[:n])
+				differs := n
+				if r.IntN(4) > 0 { // in one token, anywhere
+					differs = r.IntN(n)
+					prompt[differs]++
+				}
+				blocks, pages, err := h.Lookup(&AcquireRequest{Tokens: prompt}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := min(differs, n) / page
+				if blocks != want || !slices.Equal(pages, path[:want]) {
+					t.Fatalf("page %d, runs up to %d: %d tokens that differ at %d match %d blocks, want %d", page, longest, n, differs, blocks, want)
+				}
+			}
+			id, p := h.vanilla(append(slices.Clone(tok), 1))
+			wantEqual(t, "reuse", p.Reuse, full)
+			out := make([]int32, 5001)
+			if err := h.History(id, 0, out); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(out[:5000], tok) {
+				t.Fatalf("page %d: the lease's history differs", page)
+			}
+			h.release(id)
+		}
+	}
+}
+
+// TestComparePages holds the assembly against its plain twin: every width it is
+// used for, every length, a difference in every word.
+func TestComparePages(t *testing.T) {
+	if !haveComparePages {
+		t.Log("no assembly in this build; the twin compares with itself")
+	}
+	r := rand.New(rand.NewPCG(5, 5))
+	for _, width := range []int{4, 8, 12, 16, 20, 32, 36, 128} {
+		const cells = 50
+		c := &content{width: width, base: cells, words: tokens(7, cells*width), next: make([]int32, cells)}
+		order := r.Perm(cells)
+		for i, p := range order[:cells-1] {
+			c.next[p] = int32(order[i+1])
+		}
+		var words []int32
+		for _, p := range order {
+			words = append(words, c.cell(int32(p))...)
+		}
+		for n := 1; n <= cells; n++ {
+			check := func(words []int32, want int) {
+				t.Helper()
+				out := []int32{-7}
+				a, b := c.scattered(words, int32(order[0]), int32(n), out), c.scatteredGo(words, int32(order[0]), int32(n), out)
+				if len(a)-1 != want || !slices.Equal(a, b) || a[0] != -7 {
+					t.Fatalf("width %d, %d cells: %v and %v, want %d", width, n, a, b, want)
+				}
+				for i, id := range a[1:] {
+					if id != int32(order[i]) {
+						t.Fatalf("width %d: cell %d is %d, want %d", width, i, id, order[i])
+					}
+				}
+			}
+			check(words[:n*width], n)
+			at := r.IntN(n * width)
+			words[at] ^= 1 << r.IntN(32)
+			check(words[:n*width], at/width)
+			words[at] = c.words[order[at/width]*width+at%width]
+		}
+		for at := range 2 * width { // every word of a cell, and bits at both ends
+			for _, bit := range []int{0, 31} {
+				words[at] ^= 1 << bit
+				got := c.scattered(words, int32(order[0]), 2, nil)
+				if len(got) != at/width {
+					t.Fatalf("width %d: difference in word %d not seen at cell %d but %d", width, at, at/width, len(got))
+				}
+				words[at] ^= 1 << bit
+			}
+		}
+	}
+}
+
+// TestTableGrows: shadow cells are not bounded by a pool, so the table starts
+// small and is rebuilt.
+func TestTableGrows(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 2, RecurrentSlots: 600})
+	for i := range int32(500) {
+		id, _ := h.acquire(AcquireRequest{Mode: Hybrid, NoAttention: true, Tokens: []int32{i, i, i, i, i}})
+		h.checkpoint(id, 4)
+		h.release(id)
+	}
+	for i := range int32(500) {
+		wantEqual(t, "restart", h.hit(AcquireRequest{Mode: Hybrid, NoAttention: true, Tokens: []int32{i, i, i, i, i + 1}}), 4)
+	}
+}
+
+func TestQueries_AnswerForRecordsOfEveryKind(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4, RecurrentSlots: 4, PartialSlots: 4, DraftPages: 8})
+	id, _ := h.acquire(hybrid(tokens(1, 7)))
+	r := h.checkpoint(id, 7)
+	got, err := h.RecordTokens(r.Record, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantSlice(t, "tokens with the tail", got, tokens(1, 7))
+	n, err := h.HistoryLength(id)
+	wantEqual(t, "history", n, 7)
+	wantEqual(t, "error", err, nil)
+	info, err := h.Lease(id)
+	wantEqual(t, "error", err, nil)
+	wantEqual(t, "lease", info, LeaseInfo{Mode: Hybrid, Attention: true, History: 7, Base: 2, Recurrent: -1, Partial: -1})
+	wantEqual(t, "leases", h.Leases(), 1)
+	wantEqual(t, "page tokens", h.Config().PageTokens, 4)
+	k := newHost(t, Config{PageTokens: 4, Identity: Keys, RecurrentSlots: 1, PartialSlots: 1})
+	y, _ := k.acquire(AcquireRequest{Mode: Hybrid, TokenCount: 7, Keys: []Hash128{d1}})
+	slots, _, _ := k.Reserve(y, true)
+	if _, err := k.PublishHybridKeys(y, 1, nil, Checkpoint{7, d2}, slots); err != nil {
+		t.Fatal(err)
+	}
+	got, _ = k.RecordTokens(1, nil)
+	wantSlice(t, "keys of a record", got, keyWords([]Hash128{d1, d2}))
+}
