@@ -300,7 +300,7 @@ func (tr *tracer) save() {
 func (tr *tracer) other(must bool) bool {
 	tr.depth++
 	defer func() { tr.depth-- }()
-	for range 30 {
+	for range 400 { // when it must, until something is found
 		switch tr.rng.IntN(4) {
 		case 0, 1:
 			if len(tr.steps) > 0 {
