@@ -235,7 +235,9 @@ func (a *admissionArgs) media(in *C.pc_admission, n int) *status.Error {
 		return err
 	}
 	for i := range a.sequences {
-		a.sequences[i].Media = media[cuts[i]:cuts[i+1]:cuts[i+1]]
+		if cuts[i] < cuts[i+1] { // a text sequence of a batch has none
+			a.sequences[i].Media = media[cuts[i]:cuts[i+1]:cuts[i+1]]
+		}
 	}
 	return nil
 }

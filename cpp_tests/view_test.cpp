@@ -1,0 +1,264 @@
+// What a coordinator shows: records, pools, lookups, reasons; identity; invalidation;
+// the deployment gate.
+#include <gtest/gtest.h>
+
+#include "host_cache.hpp"
+
+namespace {
+
+using namespace test;
+using Kind = ContextCacheDeploymentKind;
+
+ContextCacheSequenceAdmission sequenceOf(std::vector<int32_t> tokens) {
+    ContextCacheSequenceAdmission s;
+    s.tokenIds = std::move(tokens);
+    return s;
+}
+
+int32_t serveOne(Rig& rig, ContextCacheSequenceAdmission const& s) {
+    ContextCacheBatchAdmission admission;
+    admission.sequences = {s};
+    auto admitted = prefill(*rig, admission);
+    rig->finish(admitted.request);
+    return admitted.prefillStarts[0];
+}
+
+TEST(View, RecordsInOrderOfRecency) {
+    Rig rig;
+    serve(*rig, {tokensOf(4, 1)});
+    serve(*rig, {tokensOf(8, 2)});
+    auto records = rig->manager().records();
+    ASSERT_EQ(records.size(), 2U);
+    EXPECT_EQ(records[0].id, 1U);
+    EXPECT_EQ(records[1].id, 2U);
+    serve(*rig, {tokensOf(4, 1)});
+    records = rig->manager().records();
+    EXPECT_EQ(records[1].id, 1U) << "publishing again refreshes";
+    EXPECT_EQ(records[0].basePages.size(), 2U);
+    EXPECT_EQ(rig->manager().baseIndex().size(), 3U);
+    EXPECT_TRUE(rig->manager().draftIndex().empty());
+}
+
+TEST(View, C68_ReferencesFollowLeasesAndRecords) {
+    Rig rig;
+    serve(*rig, {tokensOf(8)});
+    auto const page = rig->manager().records()[0].basePages[0];
+    auto const pools = rig->manager().pools();
+    EXPECT_EQ(pools.activeReferences(CacheResourceType::kBasePage, page), 0);
+    EXPECT_EQ(pools.cacheReferences(CacheResourceType::kBasePage, page), 1);
+    auto admitted = begin(*rig, admissionOf({tokensOf(9), tokensOf(9)}));
+    EXPECT_EQ(pools.activeReferences(CacheResourceType::kBasePage, page), 2);
+    auto const [active, cached] = pools.references(CacheResourceType::kBasePage);
+    EXPECT_EQ(active.size(), 32U);
+    EXPECT_EQ(active[static_cast<size_t>(page)], 2);
+    EXPECT_EQ(cached[static_cast<size_t>(page)], 1);
+    EXPECT_THROW(pools.activeReferences(CacheResourceType::kBasePage, 32), std::runtime_error);
+    EXPECT_THROW(pools.activeReferences(CacheResourceType::kBasePage, -1), std::runtime_error);
+    rig->finish(admitted.request);
+}
+
+TEST(View, C25_LookupChangesNothing) {
+    Rig rig;
+    serve(*rig, {tokensOf(8, 1)});
+    serve(*rig, {tokensOf(8, 2)});
+    auto const before = rig->manager().dump();
+    auto const plan = rig->manager().lookup(sequenceOf(tokensOf(12, 1)));
+    EXPECT_EQ(plan.matchedTokenLength, 8);
+    EXPECT_EQ(plan.reuseTokenLength, 8);
+    EXPECT_EQ(plan.boundBasePages, 2);
+    EXPECT_EQ(plan.demandBasePages, 1);
+    EXPECT_EQ(plan.reason, NoReuseReason::kDiverged);
+    EXPECT_EQ(rig->manager().dump(), before);
+    EXPECT_FALSE(before.empty());
+}
+
+TEST(View, ReasonsSayWhyNotMore) {
+    Rig rig;
+    auto const reasonOf = [&](ContextCacheSequenceAdmission const& s) { return rig->manager().lookup(s).reason; };
+    EXPECT_EQ(reasonOf(sequenceOf(tokensOf(8))), NoReuseReason::kExtrasUnknown);
+    serve(*rig, {tokensOf(8)});
+    EXPECT_EQ(reasonOf(sequenceOf(tokensOf(3))), NoReuseReason::kPromptTooShort);
+    EXPECT_EQ(reasonOf(sequenceOf(tokensOf(8, 5))), NoReuseReason::kFirstBlock);
+    EXPECT_EQ(reasonOf(sequenceOf(tokensOf(12))), NoReuseReason::kDiverged);
+    EXPECT_EQ(reasonOf(sequenceOf(tokensOf(8))), NoReuseReason::kFullInput);
+    EXPECT_EQ(reasonOf(sequenceOf(tokensOf(10))), NoReuseReason::kNone);
+    auto other = sequenceOf(tokensOf(8));
+    other.keyExtras.isolationDigest = Hash128{1, 2};
+    EXPECT_EQ(reasonOf(other), NoReuseReason::kExtrasUnknown);
+    for (int i = 0; i <= static_cast<int>(NoReuseReason::kCheckpointLong); ++i) {
+        EXPECT_STRNE(toString(static_cast<NoReuseReason>(i)), "unknown");
+    }
+}
+
+// C-3 to C-6, C-11: every part of the identity keeps sequences apart, and equal ones together.
+TEST(View, IdentitySeparates) {
+    std::vector<BlockKeyExtras> variants(9);
+    variants[1].adapter = AdapterIdentity{{1, 0}, 0};
+    variants[2].adapter = AdapterIdentity{{1, 0}, 1};
+    variants[3].adapter = AdapterIdentity{{0, 0}, 0};
+    variants[4].positionDigest = Hash128{1, 0};
+    variants[5].customEmbeddingDigest = Hash128{1, 0};
+    variants[6].isolationDigest = Hash128{1, 0};
+    variants[7].mediaSpans = {{{1, 0}, {2, 0}, 0, 0, 1}, {{3, 0}, {4, 0}, 1, 1, 1}};
+    variants[8].mediaSpans = {variants[7].mediaSpans[1], variants[7].mediaSpans[0]};
+    for (size_t a = 0; a < variants.size(); ++a) {
+        Rig rig;
+        auto s = sequenceOf(tokensOf(9));
+        s.keyExtras = variants[a];
+        serveOne(rig, s);
+        for (size_t b = 0; b < variants.size(); ++b) {
+            s.keyExtras = variants[b];
+            EXPECT_EQ(rig->manager().lookup(s).reuseTokenLength, a == b ? 8 : 0) << a << " and " << b;
+        }
+    }
+}
+
+TEST(View, C7_C89_MediaDigestsStandForTokens) {
+    Rig rig;
+    auto s = sequenceOf(tokensOf(12));
+    s.perPositionMediaHash.resize(12);
+    for (size_t i = 2; i < 6; ++i) {
+        s.perPositionMediaHash[i] = {9, 9};
+    }
+    serveOne(rig, s);
+    EXPECT_EQ(rig->metrics().mediaAwareSequences, 1U);
+    s.tokenIds[3] = -1;  // the placeholder under a digest is not looked at
+    s.tokenIds.push_back(1);
+    s.perPositionMediaHash.resize(13);
+    ContextCacheBatchAdmission admission;
+    admission.sequences = {s};
+    auto admitted = begin(*rig, admission);
+    EXPECT_EQ(admitted.prefillStarts[0], 12);
+    EXPECT_EQ(inspect(admitted.request).admissions[0].plan.skippedMediaPositions, 4) << "D-12";
+    rig->finish(admitted.request);
+    s.perPositionMediaHash[3] = {9, 8};
+    EXPECT_EQ(rig->manager().lookup(s).reuseTokenLength, 0);
+
+    // A hit that ends inside a run of media moves back (and never touches shared pages, D-3).
+    auto cut = sequenceOf({s.tokenIds.begin(), s.tokenIds.begin() + 7});
+    cut.perPositionMediaHash.assign(7, {});
+    for (size_t i = 2; i < 6; ++i) {
+        cut.perPositionMediaHash[i] = {9, 9};
+    }
+    cut.tokenIds[6] = 77;  // differs behind the media
+    auto const plan = rig->manager().lookup(cut);
+    EXPECT_EQ(plan.reuseTokenLength, 0);
+    EXPECT_EQ(plan.reason, NoReuseReason::kMediaBoundary);
+}
+
+TEST(View, InvalidateAndFlushSparePagesInUse) {
+    Rig rig;
+    auto with = sequenceOf(tokensOf(9));
+    with.keyExtras.adapter = AdapterIdentity{{7, 7}, 1};
+    serveOne(rig, with);
+    with.keyExtras.adapter->generation = 2;
+    serveOne(rig, with);
+    serve(*rig, {tokensOf(9, 4)});
+    EXPECT_EQ(invalidateAdapter(*rig, {7, 7}, 1), 1U);
+    EXPECT_EQ(invalidateAdapter(*rig, {7, 8}), 0U);
+    EXPECT_EQ(rig->manager().records().size(), 2U);
+
+    ContextCacheBatchAdmission admission;
+    admission.sequences = {with};
+    auto admitted = begin(*rig, admission);
+    EXPECT_EQ(admitted.prefillStarts[0], 8);
+    auto const pages = inspect(admitted.request).sequences[0].lease.basePages();
+    EXPECT_EQ(invalidateAdapter(*rig, {7, 7}), 1U);
+    EXPECT_EQ(inspect(admitted.request).sequences[0].lease.basePages(), pages);
+    EXPECT_EQ(rig->manager().pools().activeReferences(CacheResourceType::kBasePage, pages[0]), 1);
+    rig->preparePrefill(admitted.request);
+    rig->finalizePrefillPublication(admitted.request, Advances({9}).list);
+    EXPECT_EQ(rig->manager().records().size(), 1U) << "the stale state is not published again";
+    rig->finish(admitted.request);
+    EXPECT_EQ(flush(*rig), 1U);
+    EXPECT_EQ(rig.freePages(), 32U);
+    rig->manager().checkInvariants();
+}
+
+TEST(View, OriginalRecencyIsAChoice) {
+    for (bool const original : {false, true}) {
+        HostCacheShape small;
+        small.pages = 8;
+        small.maxBatch = 1;
+        Rig rig(Kind::kVanilla, small);
+        rig.coordinator.reset();
+        rig.config.originalRecency = original;
+        ContextCacheCoordinator c(rig.config, rig.deployment, Kind::kVanilla, {rig.base, rig.table}, kStream);
+        serve(c, {tokensOf(4, 1)});
+        serve(c, {tokensOf(4, 2)});
+        auto admitted = begin(c, admissionOf({tokensOf(5, 1)}));  // a hit on 1, not published
+        c.finish(admitted.request);
+        EXPECT_EQ(c.manager().records().back().id, original ? 2U : 1U);
+    }
+}
+
+// ----------------------------------------------------------- deployment (section 12)
+
+DeploymentConfig plain() {
+    DeploymentConfig d;
+    d.base.maxBatchSize = 2;
+    d.base.capacityTokens = 512;
+    d.base.numPages = 8;
+    d.base.layers = {LayerKind::kAttention, LayerKind::kStateless, LayerKind::kSlidingWindow};
+    d.base.kvLayers = {{8, 128}, {8, 128}};
+    d.base.hiddenSize = 64;
+    return d;
+}
+
+DeploymentConfig eagle() {
+    auto d = plain();
+    d.speculativeMode = SpeculativeMode::kEagle;
+    d.base.isSpecBase = true;
+    d.draft = plain().base;
+    d.draft->isEagle = true;
+    d.draft->baseHiddenSize = 128;
+    d.spec = SpecConfig{4, 3, 2, {0, 2}};
+    return d;
+}
+
+TEST(Deployment, Kinds) {
+    auto d = plain();
+    EXPECT_EQ(validateContextCacheDeployment(d), Kind::kVanilla);
+    d.base.layers.push_back(LayerKind::kRecurrent);
+    d.base.numRecurrentLayers = 1;
+    d.base.recurrent = {2, 3, 4, DataType::kFloat, 5, 6, DataType::kHalf};
+    EXPECT_EQ(validateContextCacheDeployment(d), Kind::kHybrid);
+    d.base.layers = {LayerKind::kRecurrent};
+    d.base.kvLayers.clear();
+    EXPECT_EQ(validateContextCacheDeployment(d), Kind::kPureRecurrent);
+    EXPECT_EQ(validateContextCacheDeployment(eagle()), Kind::kEagle);
+}
+
+TEST(Deployment, EverythingElseIsRefused) {
+    auto const refused = [](DeploymentConfig d, auto&& spoil) {
+        spoil(d);
+        EXPECT_THROW(validateContextCacheDeployment(d), std::runtime_error);
+    };
+    refused(plain(), [](auto& d) { d.hasDiffusionBackbone = true; });
+    refused(plain(), [](auto& d) { d.hasBidirectionalVision = true; });
+    refused(plain(), [](auto& d) { d.base.kvType = DataType::kFp8; });
+    refused(plain(), [](auto& d) { d.base.kvLayers.pop_back(); });
+    refused(plain(), [](auto& d) { d.base.numPages = 7; });
+    refused(plain(), [](auto& d) { d.base.numPages = int64_t{INT32_MAX} / 2 + 1; });
+    refused(plain(), [](auto& d) { d.base.layers.clear(), d.base.kvLayers.clear(); });
+    refused(plain(), [](auto& d) { d.base.kvDonors = {-1}; });
+    refused(plain(), [](auto& d) { d.base.kvDonors = {0, -1}; });
+    refused(plain(), [](auto& d) { d.base.kvDonors = {1, 0}; });
+    refused(plain(), [](auto& d) { d.base.kvDonors = {-1, 2}; });
+    refused(plain(), [](auto& d) { d.base.isSpecBase = true; });
+    refused(plain(), [](auto& d) { d.draft = d.base; });
+    refused(plain(), [](auto& d) { d.spec = SpecConfig{1, 1, 1, {}}; });
+    refused(plain(), [](auto& d) { d.speculativeMode = SpeculativeMode::kOther; });
+    refused(plain(), [](auto& d) { d.base.layers.push_back(LayerKind::kRecurrent), d.base.numRecurrentLayers = 1; });
+    refused(eagle(), [](auto& d) { d.draft.reset(); });
+    refused(eagle(), [](auto& d) { d.spec.reset(); });
+    refused(eagle(), [](auto& d) { d.base.isSpecBase = false; });
+    refused(eagle(), [](auto& d) { d.draft->isEagle = false; });
+    refused(eagle(), [](auto& d) { d.draft->kvDonors = {-1, 0}; });
+    refused(eagle(), [](auto& d) { d.draft->baseHiddenSize = 64; });
+    refused(eagle(), [](auto& d) { d.spec->conditioningLayers = {}; });
+    refused(eagle(), [](auto& d) { d.spec->conditioningLayers = {0, 0}; });
+    refused(eagle(), [](auto& d) { d.spec->conditioningLayers = {0, 3}; });
+}
+
+}  // namespace
