@@ -103,6 +103,7 @@ func (c *Cache) checkBatch(reqs []uint64) error {
 // layOut computes spans, result offsets and the hits of the batch.
 func (c *Cache) layOut(a *SaveArgs) error {
 	s := &c.batch
+	// Hits are few and the batch is long: the hits look for their requests.
 	s.hits, s.stretches = s.hits[:0], s.stretches[:0]
 	s.starts, s.offs = append(s.starts[:0], 0), append(s.offs[:0], 0)
 	for i := range c.hits.hits {
@@ -118,6 +119,7 @@ func (c *Cache) layOut(a *SaveArgs) error {
 		if count < 0 || count > maxStepRows-n {
 			return status.New(status.InvalidArgument, "counts[%d] is %d, expected 0 to %d", b, count, maxStepRows-n)
 		}
+		// A hit opens a gap in the result, which ends the stretch before it.
 		if next < len(s.hits) && int(s.hits[next].batch) == b {
 			if open.n = n - open.row; open.n > 0 {
 				s.stretches = append(s.stretches, open)
@@ -147,7 +149,8 @@ func (c *Cache) checkRows(a *SaveArgs) error {
 		if err != nil {
 			return err
 		}
-		if k.carried >= 0 {
+		if k.carried >= 0 { // uncarry runs in every way out of Save
+
 			return status.New(status.InvalidArgument, "rows[%d] is key %s, which is rows[%d] already", i, k.name, k.carried)
 		}
 		k.carried = int32(i)
@@ -166,7 +169,9 @@ func (c *Cache) checkRows(a *SaveArgs) error {
 				code = status.BufferTooSmall
 			}
 			return status.New(code, "dst_bytes of key %s is %d, expected %d rows of %d bytes = %d", k.name, r.DstBytes, layout, k.rowBytes, layout*k.rowBytes)
-		case s.n > c.cfg.StagingCapacity && (k.sched == JoinNextStep || r.Dst == nil):
+		case s.n > c.cfg.StagingCapacity && // also when this step would not be staged: the
+			// limit must not depend on mode and size
+			(k.sched == JoinNextStep || r.Dst == nil):
 			return status.New(status.Unmatch, "step has %d rows of key %s to stage, staging capacity is %d", s.n, k.name, c.cfg.StagingCapacity)
 		}
 		if k.sched == JoinNextStep {
@@ -200,6 +205,7 @@ func (c *Cache) checkOverlap(a *SaveArgs) error {
 	return nil
 }
 
+// overlap compares addresses only; the ranges may be of any memory.
 func overlap(a unsafe.Pointer, an int64, b unsafe.Pointer, bn int64) bool {
 	return uintptr(a) < uintptr(b)+uintptr(bn) && uintptr(b) < uintptr(a)+uintptr(an)
 }
@@ -253,6 +259,8 @@ func (t *batchIndex) at(num uint64) int32 {
 	return -1
 }
 
+// slot is where num is, or the free place where it goes. The table is at most half
+// full, and an entry of another epoch is free: reset costs nothing.
 func (t *batchIndex) slot(num uint64) *batchSlot {
 	h := num * 0x9E3779B97F4A7C15
 	for i := int((h ^ h>>32) & uint64(len(t.table)-1)); ; i = (i + 1) & (len(t.table) - 1) {

@@ -38,6 +38,8 @@ func (c *Cache) stepState() writeState {
 func (c *Cache) charge(bytes int64) error {
 	var end int64
 	for waited := false; c.staged+bytes > c.cfg.BudgetBytes && c.defs.oldest != none; {
+		// The head of the queue, because somebody waits; everything else goes on as if
+		// the request had finished.
 		w := c.defs.oldest
 		number := c.defs.writes[w].number
 		c.stats.Flushes++

@@ -77,6 +77,7 @@ func (c *Cache) checkDeferred(refs [][]int32) error {
 	if c.job.step != 0 {
 		staged += c.job.stepBytes
 	}
+	// The age list holds exactly the writes that have not ended.
 	prev := none
 	for w := d.oldest; w != none; w = d.writes[w].newer {
 		p := &d.writes[w]
@@ -158,6 +159,7 @@ func (c *Cache) checkSteps(refs [][]int32) error {
 	if c.job.step != 0 {
 		pages[c.job.stepPage] |= pageByWrite
 	}
+	// Counted from the contexts, to compare with what keys and pages say.
 	readers, inUse := map[*key]int{}, 0
 	ids := map[*key]int{}
 	for id, k := range c.keys {
@@ -227,6 +229,7 @@ func (c *Cache) listed(k *key, want link) bool {
 
 // checkKey verifies words and the row store.
 func (c *Cache) checkKey(k *key, refs []int32) error {
+	// Every row is free with no reference, or used with exactly those counted.
 	free := 0
 	for h := k.store.freeHead; h != noRow; h = k.store.meta[h].next {
 		if k.store.meta[h].refs != 0 {
@@ -244,6 +247,7 @@ func (c *Cache) checkKey(k *key, refs []int32) error {
 	if free != k.store.free_ || free+used != len(k.store.meta) {
 		return fmt.Errorf("%d rows, %d used, %d free, %d counted free", len(k.store.meta), used, k.store.free_, free)
 	}
+	// Words: a deferred one stands for a row that carries its slot.
 	for s, w := range k.words {
 		switch w.kind() {
 		case kindNever:
@@ -264,6 +268,7 @@ func (c *Cache) checkKey(k *key, refs []int32) error {
 			}
 		}
 	}
+	// Reader lists and their bits agree.
 	for g, l := range k.heads {
 		if busy := k.busy[g/64]>>uint(g%64)&1 != 0; busy != (l != 0) {
 			return fmt.Errorf("granule %d is marked as read: %v, its list begins with %x", g, busy, l)

@@ -96,6 +96,7 @@ func (c *Cache) openWrite(entry int32) int32 {
 	} else {
 		d.freeWrite = d.writes[w].qNext
 	}
+	// Registration time is not refreshed by later chunks: the budget takes the oldest.
 	d.last++
 	d.writes[w] = write{number: d.last, req: r.num, strands: none, older: d.newest, newer: none, qPrev: none, qNext: none}
 	d.mustMove(w, writeOpen)
@@ -136,6 +137,8 @@ func (c *Cache) enqueue(w int32, head bool) {
 	p := &d.writes[w]
 	switch p.state {
 	case writeOpen:
+		// The request's next chunk opens another write (O-36). The request may be gone,
+		// or its number already somebody else's.
 		if e := c.reqs.find(p.req); e != none && c.reqs.slab[e].open == w {
 			c.reqs.slab[e].open = none
 		}

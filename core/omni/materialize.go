@@ -37,6 +37,8 @@ func (c *Cache) Materialize(step uint64, reads []Read) error {
 	if err := c.checkReads(x, reads); err != nil {
 		return err
 	}
+	// A same-step hit reads rows that the committer may not have written yet; all
+	// other sources are there. "Written up to step N" is all there is to wait for.
 	gathers := c.gathers(x, reads)
 	if gathers && x.wait > c.written {
 		if err := c.awaitWritten(x); err != nil {
@@ -58,6 +60,8 @@ func (c *Cache) Materialize(step uint64, reads []Read) error {
 		if err := c.guard(x); err != nil {
 			return err
 		}
+		// Closed before the overlay: from here on no claim adds to the list, which the
+		// overlay then reads without the lock.
 		c.closePlans(x)
 		x.plansClosed = true
 		if len(x.overlays) > 0 {
@@ -94,6 +98,8 @@ func (c *Cache) checkReads(x *stepCtx, reads []Read) error {
 			return status.New(status.Unmatch, "reads[%d] names requests %d to %d, outside the save snapshot of %d requests (step %d)",
 				i, r.First, r.First+r.Count-1, batch, x.id)
 		}
+		// Whatever the key: a hit without its hidden rows means that scheduler and
+		// cache have diverged, and nothing of this request may be used.
 		for j := range x.hits {
 			h := &x.hits[j]
 			if h.hiddenAbsent > 0 && int64(h.batch) >= r.First && int64(h.batch) < r.First+r.Count {
@@ -241,6 +247,8 @@ func (c *Cache) gather(x *stepCtx, reads []Read) (bytes int64) {
 				continue
 			}
 			dst := unsafe.Add(r.Dst, (x.offs[pl.batch]-x.offs[r.First])*k.rowBytes)
+			// A simulator gets a say between spans; otherwise the kernel sees them all,
+			// to prefetch across them.
 			if spans := x.spans[pl.spans:pl.spansEnd]; c.cfg.Preempt == nil {
 				k.mirror.GatherSpans(dst, spans)
 			} else {

@@ -64,10 +64,14 @@ func (c *Cache) Save(a *SaveArgs) (uint64, error) {
 // staging page, memory for rows. What it took is given back when it fails.
 func (c *Cache) prepare(a *SaveArgs) (err error) {
 	s := &c.batch
+	// Phase 1: the former step is in the mirror. Deferred writes of finished requests
+	// are not waited for: their rows are on the host and count in the budget.
 	if err = c.awaitStep(); err != nil {
 		return err
 	}
 	s.byCommitter = c.cfg.Threaded && s.immediate > 0 && (c.cfg.InlineBytes < 0 || s.immediateBytes >= c.cfg.InlineBytes)
+	// Only what will be held outside the mirror is charged: rows written inline never
+	// are.
 	bytes := s.deferredBytes
 	if s.byCommitter {
 		bytes += s.immediateBytes
@@ -111,7 +115,9 @@ func (c *Cache) prepare(a *SaveArgs) (err error) {
 		return err
 	}
 	if s.byCommitter {
-		// The step's own page is claimed and nobody knows of it yet.
+		// The step's own page is claimed and nobody knows of it yet, so a copy that
+		// fails here can still be undone. This is where rows on a device will be
+		// copied to the page on a stream, with an event that the job then carries.
 		c.unlocked(func() { c.stage(a) })
 		if c.closed {
 			c.releasePage(s.page, pageByStep)
@@ -137,6 +143,8 @@ func (c *Cache) publish(a *SaveArgs) *stepCtx {
 		c.findEntries(a.Requests)
 	}
 	if s.n > 0 {
+		// A key is visible from its first claim on, so that this step's own hits find
+		// it (O-30).
 		for i := range a.Rows {
 			if id := a.Rows[i].Key; !c.keys[id].visible {
 				c.keys[id].visible = true
@@ -157,6 +165,7 @@ func (c *Cache) publish(a *SaveArgs) *stepCtx {
 			}
 		}
 	}
+	// The set of emitted keys is frozen here.
 	for i := range a.Rows {
 		x.keys = append(x.keys, ctxKey{id: a.Rows[i].Key, k: c.keys[a.Rows[i].Key], kept: s.n > 0 && a.Rows[i].Dst == nil})
 	}
@@ -192,6 +201,7 @@ func (c *Cache) write(a *SaveArgs, x *stepCtx) (uint64, error) {
 		c.pages[s.page] |= pageByWrite
 		j.stepCopies = c.appendStepCopies(j.stepCopies[:0], a)
 	}
+	// What fails from here on is a write, and sticky: the claims are made.
 	fails := s.immediate > 0 && !s.byCommitter && c.failPoint()
 	if s.n > 0 && !(s.byCommitter && s.deferredBytes == 0) {
 		c.unlocked(func() { c.move(a, fails) })
@@ -264,9 +274,9 @@ func (c *Cache) move(a *SaveArgs, fails bool) {
 				rows.CopyRows(k.page(s.page, c.cfg.StagingCapacity), k.rowBytes, r.Rows, r.Stride, k.rowBytes, s.n)
 			}
 		case s.byCommitter || fails:
-		case r.Dst == nil:
+		case r.Dst == nil: // one pass over the source feeds the mirror and the page
 			k.mirror.ScatterTee(r.Rows, r.Stride, a.Slots, k.page(s.page, c.cfg.StagingCapacity))
-		default:
+		default: // or the mirror and the result, piece by piece around the hits
 			for _, t := range s.stretches {
 				k.mirror.ScatterTee(unsafe.Add(r.Rows, t.row*r.Stride), r.Stride, a.Slots[t.row:t.row+t.n], unsafe.Add(r.Dst, t.off*k.rowBytes))
 			}
