@@ -128,7 +128,7 @@ func (m *Manager) fill(i int32, req *AcquireRequest, f *found) {
 	l, pl := &m.leases[i], &f.plan
 	keep := f.bound.at
 	pages := (f.n + m.cfg.PageTokens - 1) / m.cfg.PageTokens
-	m.takeCells(l, pages-int(keep))
+	runs := m.takeCells(l, pages-int(keep))
 	if n := pl.Demand[DraftPages]; n > 0 {
 		l.draft = m.draft.take(n, l.draft)
 	}
@@ -138,7 +138,7 @@ func (m *Manager) fill(i int32, req *AcquireRequest, f *found) {
 		media = f.src.media[at:]
 	}
 	l.history = f.n
-	m.write(l, at, f.src.words[at:], media)
+	m.write(l, at, f.src.words[at:], media, runs)
 	l.matched = int32(pl.Matched / m.cfg.PageTokens)
 	l.settled = l.matched
 	if m.cfg.Identity == Keys {
@@ -233,7 +233,7 @@ func (m *Manager) Grow(id LeaseID, base, draft int) (bool, error) {
 	}
 	if early := l.early; len(early) > 0 {
 		l.early = early[:0]
-		m.write(l, l.history-len(early), early, nil)
+		m.write(l, l.history-len(early), early, nil, nil)
 	}
 	return true, nil
 }
@@ -257,6 +257,6 @@ func (m *Manager) Append(id LeaseID, tokens []int32) error {
 	}
 	at := l.history
 	l.history += len(tokens)
-	m.write(l, at, tokens, nil)
+	m.write(l, at, tokens, nil, nil)
 	return nil
 }

@@ -20,7 +20,7 @@ type content struct {
 	base   int32   // cells below are base pages
 	words  []int32 // base cells, which live in slab outside the Go heap
 	slab   *rows.Mirror
-	runs   []rows.Run // scratch of fill
+	runs   []rows.Run // scratch of takeCells
 	shadow [][]int32
 	next   []int32 // chain links of all cells; the base part is the base pool's
 	spare  chain   // free shadow cells
@@ -91,11 +91,14 @@ func (c *content) clearMedia(id int32) {
 }
 
 // fill writes the words of cells from position 0; media is nil or as long as
-// words. Adjacent cells are filled with one copy.
-func (c *content) fill(cells []int32, words []int32, media []Hash128) {
+// words. runs, if not empty, are the runs of adjacent cells: many words go to
+// them past the cache, because a long prompt's tokens are read again at the next
+// hit at the earliest, and plain stores to cold memory cost three times as much
+// (28 KiB: 0.9 µs against 2.9).
+func (c *content) fill(cells []int32, words []int32, media []Hash128, runs []rows.Run) {
 	if media == nil && c.mediaOf == nil {
-		if full := len(words) / c.width; len(words) >= streamWords && cells[0] < c.base {
-			c.stream(cells[:full], words)
+		if full := len(words) / c.width; len(words) >= streamWords && len(runs) > 0 {
+			c.stream(runs, full, words)
 			cells, words = cells[full:], words[full*c.width:]
 		}
 		for i := 0; len(words) > 0; i++ {
@@ -115,23 +118,19 @@ func (c *content) fill(cells []int32, words []int32, media []Hash128) {
 	}
 }
 
-// streamWords is the length from which tokens are written past the cache: a
-// long prompt's are read again at the next hit at the earliest, and plain stores
-// to cold memory cost three times as much (28 KiB: 0.9 µs against 2.9).
 const streamWords = 1024
 
-// stream fills whole base cells, adjacent ones together.
-func (c *content) stream(cells []int32, words []int32) {
-	runs := c.runs[:0]
-	for i := 0; i < len(cells); {
-		run := 1
-		for i+run < len(cells) && cells[i+run] == cells[i]+int32(run) {
-			run++
+// stream fills the first n cells of runs.
+func (c *content) stream(runs []rows.Run, n int, words []int32) {
+	for i := range runs {
+		if n -= int(runs[i].Len); n <= 0 {
+			runs[i].Len += int64(n)
+			runs = runs[:i+1]
 		}
-		runs = append(runs, rows.Run{Slot: int64(cells[i]), Len: int64(run)})
-		i += run
+		if n <= 0 {
+			break
+		}
 	}
-	c.runs = runs
 	c.slab.ScatterRuns(unsafe.Pointer(unsafe.SliceData(words)), int64(c.width)*4, runs)
 }
 

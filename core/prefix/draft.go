@@ -1,5 +1,7 @@
 package prefix
 
+import "libprefixcache/core/rows"
+
 // draftPool is the pool of draft pages, and the forest they form.
 //
 // Draft pages are never made canonical block by block (C-27): a lease binds the
@@ -12,19 +14,20 @@ package prefix
 type draftPool struct {
 	pagePool
 	prev   []int32
-	owners []int32 // leases that end here + active children
-	marks  []int32 // records that end here + cached children
+	owners []int32    // leases that end here + active children
+	marks  []int32    // records that end here + cached children
+	runs   []rows.Run // scratch
 }
 
 func newDraftPool(size int) draftPool {
-	return draftPool{newPagePool(size), make([]int32, size), make([]int32, size), make([]int32, size)}
+	return draftPool{pagePool: newPagePool(size), prev: make([]int32, size), owners: make([]int32, size), marks: make([]int32, size)}
 }
 
 // take appends n private pages to a path; the last page of path, if any, must
 // be owned by the same lease, whose end moves to the new last page.
 func (d *draftPool) take(n int, path []int32) []int32 {
 	had := len(path)
-	path = d.pagePool.take(n, path)
+	path, d.runs = d.pagePool.take(n, path, d.runs[:0])
 	for i := had; i < len(path); i++ {
 		d.owners[path[i]] = 1 // its child in the path, or the lease's end
 		if i == 0 {

@@ -1,6 +1,9 @@
 package prefix
 
-import "libprefixcache/core/status"
+import (
+	"libprefixcache/core/rows"
+	"libprefixcache/core/status"
+)
 
 // lease is one request's ownership: cells at the front that it shares with the
 // index, and private ones behind them.
@@ -123,14 +126,16 @@ func (m *Manager) freeCells(c chain, shadow bool) {
 	}
 }
 
-// takeCells appends n private cells to a lease. For pages, capacity was checked.
-func (m *Manager) takeCells(l *lease, n int) {
+// takeCells appends n private cells to a lease, and returns the runs of adjacent
+// pages among them until the next call. For pages, capacity was checked.
+func (m *Manager) takeCells(l *lease, n int) (runs []rows.Run) {
 	if n == 0 {
-		return
+		return nil
 	}
 	had := int32(len(l.cells))
 	if l.attention {
-		l.cells = m.base.take(n, l.cells)
+		l.cells, runs = m.base.take(n, l.cells, m.content.runs[:0])
+		m.content.runs = runs
 	} else {
 		for range n {
 			c := m.takeShadow()
@@ -147,11 +152,13 @@ func (m *Manager) takeCells(l *lease, n int) {
 	} else {
 		l.segs = append(l.segs, segment{-1, had, end})
 	}
+	return runs
 }
 
 // write puts words of the history, from position at on, into the lease's cells.
-// What has no cell yet waits in early.
-func (m *Manager) write(l *lease, at int, words []int32, media []Hash128) {
+// What has no cell yet waits in early. runs, if not empty, are the runs of the
+// cells from position at on.
+func (m *Manager) write(l *lease, at int, words []int32, media []Hash128, runs []rows.Run) {
 	w := m.content.width
 	if off := at % w; off != 0 && at/w < len(l.cells) { // continue a block that was begun: text only
 		words = words[copy(m.content.cell(l.cells[at/w])[off:], words):]
@@ -166,7 +173,7 @@ func (m *Manager) write(l *lease, at int, words []int32, media []Hash128) {
 		if media != nil {
 			media = media[:n]
 		}
-		m.content.fill(l.cells[first:], words[:n], media)
+		m.content.fill(l.cells[first:], words[:n], media, runs)
 	}
 	l.early = append(l.early, words[n:]...)
 }

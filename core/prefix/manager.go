@@ -79,6 +79,11 @@ func New(cfg Config) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
+		// Now, so that no request pays for page faults.
+		if err := slab.Touch(0, int64(cfg.BasePages)); err != nil {
+			slab.Free()
+			return nil, err
+		}
 		m.content.slab = slab
 		m.content.words = unsafe.Slice((*int32)(slab.Row(0)), n)
 		runtime.AddCleanup(m, func(s *rows.Mirror) { s.Free() }, slab)

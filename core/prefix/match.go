@@ -136,7 +136,7 @@ func (m *Manager) common(src *source, at, cell, n int32, out *[]int32) (same, la
 	for same < n {
 		room := min(n-same, most)
 		words := src.words[int(at+same)*w:]
-		run := c.adjacent(cell, room)
+		run := adjacent(c.next[:c.base], cell, room)
 		var got int32
 		if run >= min(rangeCells, room) {
 			// Neighbours in memory: one comparison.
@@ -204,20 +204,6 @@ func (c *content) scatteredGo(words []int32, cell, n int32, out []int32) []int32
 	}
 	c.early = early // or the compiler would leave the reads out
 	return out
-}
-
-// adjacent counts the cells of a chain, at most n, whose ids follow one another.
-func (c *content) adjacent(cell, n int32) int32 {
-	next := c.next[cell:min(cell+n, c.base)]
-	want := cell + 1
-	i := 0
-	for ; i+4 < len(next) && next[i] == want && next[i+1] == want+1 && next[i+2] == want+2 && next[i+3] == want+3; i += 4 {
-		want += 4
-	}
-	for ; i+1 < len(next) && next[i] == want; i++ {
-		want++
-	}
-	return int32(i + 1)
 }
 
 // commonByBlock is common for everything unusual: media, content without pages,

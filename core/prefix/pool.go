@@ -3,6 +3,7 @@ package prefix
 import (
 	"math"
 
+	"libprefixcache/core/rows"
 	"libprefixcache/core/status"
 )
 
@@ -53,21 +54,38 @@ func newPagePool(size int) pagePool {
 // pin more cached pages are active. Exact, because only records and leases hold pages.
 func (p *pagePool) canHold(pin, want int) bool { return want <= p.size-p.active-pin }
 
-// take cuts n pages from the head of the free list, appends their ids to out,
-// and makes them active. The caller checked that they are there.
-func (p *pagePool) take(n int, out []int32) []int32 {
-	if n == 0 {
-		return out
-	}
-	at, next := p.free.first, p.next
-	for range n {
-		out = append(out, at)
-		at = next[at]
+// take cuts n pages from the head of the free list, appends their ids to out and
+// the runs of adjacent ids to runs, and makes them active. The caller checked that
+// they are there.
+func (p *pagePool) take(n int, out []int32, runs []rows.Run) ([]int32, []rows.Run) {
+	at := p.free.first
+	for left := int32(n); left > 0; {
+		run := adjacent(p.next, at, left)
+		// The links of a run are its ids, one further.
+		out = append(append(out, at), p.next[at:at+run-1]...)
+		runs = append(runs, rows.Run{Slot: int64(at), Len: int64(run)})
+		at = p.next[at+run-1]
+		left -= run
 	}
 	p.free.first = at
 	p.free.n -= n
 	p.active += n
-	return out
+	return out, runs
+}
+
+// adjacent counts the slots of a chain that goes on for at least n, from at on,
+// whose ids follow one another.
+func adjacent(next []int32, at, n int32) int32 {
+	next = next[at:min(at+n, int32(len(next)))]
+	want := at + 1
+	i := 0
+	for ; i+4 < len(next) && next[i] == want && next[i+1] == want+1 && next[i+2] == want+2 && next[i+3] == want+3; i += 4 {
+		want += 4
+	}
+	for ; i+1 < len(next) && next[i] == want; i++ {
+		want++
+	}
+	return int32(i + 1)
 }
 
 func (p *pagePool) put(c chain) { p.free.join(p.next, c) }
