@@ -40,15 +40,17 @@ class RowPlan:
     def shape(self, row_shape: torch.Size) -> tuple[int, ...]:
         """Shape of the buffer; a uniform one has a dimension for the requests, which
         makes its views cheap."""
-        if self.uniform >= 0:
+        if self.uniform >= 0 and len(self.sizes) > 1:
             return (len(self.sizes), self.uniform, *row_shape)
         return (self.rows, *row_shape)
 
     def views(self, buffer: torch.Tensor, positions: Sequence[int] | None) -> Sequence[torch.Tensor]:
         """A view for each of ``positions`` in the batch, or for the whole batch."""
-        if not self.sizes:
-            return ()
-        views: Sequence[torch.Tensor] = buffer.unbind(0) if self.uniform >= 0 else buffer.split(self.sizes)
+        views: Sequence[torch.Tensor]
+        if len(self.sizes) <= 1:
+            views = (buffer,) if self.sizes else ()
+        else:
+            views = buffer.unbind(0) if self.uniform >= 0 else buffer.split(self.sizes)
         if positions is None:
             return views
         places = self._places

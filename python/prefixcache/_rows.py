@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from prefixcache import _ffi
+from prefixcache._batch import RowPlan
 from prefixcache._device import require_host
 from prefixcache._errors import KEY_MISMATCH, PrefixCacheArgumentError
 
@@ -59,7 +60,18 @@ def locate(name: str, tensor: torch.Tensor, num_tokens: int, row_bytes: int) -> 
 class Key:
     """One named tensor of the cache."""
 
-    __slots__ = ("dtype", "name", "number", "row_bytes", "row_shape", "visible")
+    __slots__ = (
+        "buffer_bytes",
+        "buffer_shape",
+        "dtype",
+        "name",
+        "number",
+        "plan",
+        "row_bytes",
+        "row_shape",
+        "seen",
+        "visible",
+    )
 
     def __init__(self, name: str, number: int, dtype: torch.dtype, row_shape: torch.Size, row_bytes: int) -> None:
         self.name = name
@@ -69,6 +81,18 @@ class Key:
         self.row_bytes = row_bytes
         # Set by the first save that carries the key; its shape is fixed from then on.
         self.visible = False
+        # What match accepted last: (tokens, padded, shape).
+        self.seen: tuple[int, int, torch.Size] | None = None
+        # The plan that buffer_shape and buffer_bytes were worked out for.
+        self.plan: RowPlan | None = None
+        self.buffer_shape: tuple[int, ...] = ()
+        self.buffer_bytes = 0
+
+    def fit(self, plan: RowPlan) -> None:
+        """Work out the result buffer of this key for a plan."""
+        self.plan = plan
+        self.buffer_shape = plan.shape(self.row_shape)
+        self.buffer_bytes = plan.rows * self.row_bytes
 
 
 class KeyTable:
@@ -84,23 +108,34 @@ class KeyTable:
         """The key, whether visible or not."""
         return self._keys.get(name)
 
-    def match(self, name: str, tensor: torch.Tensor, schedule: int) -> Key | None:
-        """The key that these rows belong to, opened at first sight.
+    def match(self, name: str, value: Any, num_tokens: int, padded: int, deferred: bool) -> Key | None:
+        """The key that an output belongs to, opened at first sight.
 
-        None when the name is in the cache with another width or dtype: such a tensor
-        is handed out and not cached (with one warning for a name), because rows of two
-        kinds cannot be joined.
+        None for what is not rows of the step, for every output of a step without tokens
+        unless the key is visible, and for rows of another width or dtype than the cached
+        ones: two kinds of rows cannot be joined, so these are handed out and not cached
+        (with one warning for a name).
         """
         key = self._keys.get(name)
-        if key is not None and key.dtype is tensor.dtype and key.row_shape == tensor.shape[1:]:
-            return key
-        return self._open(name, tensor, schedule, key)
-
-    def visible(self, name: str, tensor: torch.Tensor) -> Key | None:
-        """The key that these rows belong to, if a save has carried it. Opens nothing."""
-        key = self._keys.get(name)
-        if key is None or not key.visible or key.dtype is not tensor.dtype or key.row_shape != tensor.shape[1:]:
+        if key is not None and key.seen is not None and type(value) is torch.Tensor:
+            tokens, padding, shape = key.seen
+            if (
+                value.shape == shape
+                and tokens == num_tokens
+                and padding == padded
+                and value.dtype is key.dtype
+                and value.layout is torch.strided
+            ):
+                return key
+        if not is_step_rows(value, num_tokens, padded):
             return None
+        fits = key is not None and key.dtype is value.dtype and key.row_shape == value.shape[1:]
+        if num_tokens == 0 and not (fits and key.visible):
+            return None
+        if not fits:
+            key = self._open(name, value, _ffi.JOIN_ON_FINISH if deferred else _ffi.JOIN_NEXT_STEP, key)
+        if key is not None:
+            key.seen = (num_tokens, padded, value.shape)
         return key
 
     def _open(self, name: str, tensor: torch.Tensor, schedule: int, former: Key | None) -> Key | None:

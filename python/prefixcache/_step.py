@@ -26,79 +26,86 @@ Allocate = Callable[[Key, RowPlan], torch.Tensor]
 class StepContext:
     """What ``materialize`` needs, all of it taken at save: the live batch has moved on."""
 
-    __slots__ = ("buffers", "filled", "foreign_hidden", "keys", "layout", "leftovers", "plan")
+    __slots__ = ("buffers", "foreign_hidden", "incomplete", "keys", "layout", "leftovers", "plan")
 
     def __init__(self, layout: BatchLayout, plan: RowPlan) -> None:
         self.layout = layout
         self.plan = plan
         self.keys: list[Key] = []
-        # One for each key: the buffer that save filled, None where the library keeps the rows.
+        # One for each key: what save filled, None where the library keeps the rows.
         self.buffers: list[torch.Tensor | None] = []
-        self.filled = True  # save filled all of them
+        # Whether something is missing in the buffers: rows the library keeps, or a prefix.
+        self.incomplete = bool(plan.hits)
         self.leftovers: dict[str, Any] = {}
         # Hidden rows that could not be cached (another width than the cached ones).
         self.foreign_hidden: torch.Tensor | None = None
 
-    def positions(self, step_id: int, req_ids: Sequence[str]) -> Sequence[int] | None:
-        """Where the requests are in the batch; None for the batch as it was.
+    def positions(self, step_id: int, req_ids: Sequence[str]) -> Sequence[int]:
+        """Where the requests are in the batch.
 
-        Raises OmniPrefixCacheUnmatchError for a request that was not in it.
+        Raises OmniPrefixCacheUnmatchError for a request that was not in it, and for one
+        with a hit when its hidden rows cannot be joined to the cached ones.
         """
-        if req_ids == self.layout.ids:
-            return None
         index = self.layout.index
         outside = set(req_ids).difference(index)
         if outside:
             raise OmniPrefixCacheUnmatchError(
                 f"materialize(step {step_id}) got req ids outside the save snapshot: {sorted(outside)[:8]}"
             )
-        return [index[r] for r in req_ids]
+        positions = [index[r] for r in req_ids]
+        if self.foreign_hidden is not None:
+            for r, i in zip(req_ids, positions, strict=True):
+                if i in self.plan.hits:
+                    raise OmniPrefixCacheUnmatchError(
+                        f"hit span for req {r} key={HIDDEN_KEY} is not readable (cached with another width or dtype)"
+                    )
+        return positions
 
     def read(
         self, positions: Sequence[int] | None, wants_hidden: bool, allocate: Allocate
-    ) -> tuple[list[tuple[RowPlan, torch.Tensor]], list[Read]]:
+    ) -> tuple[Sequence[torch.Tensor | None], RowPlan, Sequence[Read]]:
         """Every key's buffer, and what the library has to put into them.
 
-        Where save filled a buffer only hit rows are missing. Elsewhere a buffer is made
-        now, for the requests asked for and no others.
+        Where save filled the buffer only hit rows are missing. Elsewhere one is made now,
+        for the requests asked for and no others; its plan is the second result.
         """
         plan = self.plan
-        hits = [i for i in plan.hits if positions is None or i in positions]
-        if not hits and self.filled:
-            return [(plan, buffer) for buffer in self.buffers if buffer is not None], []
-        buffers: list[tuple[RowPlan, torch.Tensor]] = []
+        if not self.incomplete:
+            return self.buffers, plan, ()
+        buffers = list(self.buffers)
         reads: list[Read] = []
+        hits = [i for i in plan.hits if positions is None or i in positions]
         wanted = range(len(plan.sizes)) if positions is None else sorted(set(positions))
         part = plan if positions is None else plan.part(wanted)
-        for key, buffer in zip(self.keys, self.buffers, strict=True):
+        for k, (key, filled) in enumerate(zip(self.keys, self.buffers, strict=True)):
             size = key.row_bytes
-            if buffer is not None:
-                base = buffer.data_ptr()
-                reads += [(key.number, i, 1, base + plan.start(i) * size, plan.sizes[i] * size) for i in hits]
-                buffers.append((plan, buffer))
+            if filled is not None:
+                at = filled.data_ptr()
+                reads += [(key.number, i, 1, at + plan.start(i) * size, plan.sizes[i] * size) for i in hits]
                 continue
-            buffer = allocate(key, part)
+            buffers[k] = buffer = allocate(key, part)
             at = buffer.data_ptr()
             for first, count in runs(wanted):
                 nbytes = sum(plan.sizes[first : first + count]) * size
                 reads.append((key.number, first, count, at, nbytes))
                 at += nbytes
-            buffers.append((part, buffer))
         if wants_hidden and not any(key.name == HIDDEN_KEY for key in self.keys):
             # A hit promises hidden rows also where this step computed none.
             reads += [(NO_KEY, i, 1, 0, 0) for i in hits]
-        return buffers, reads
+        return buffers, part, reads
 
     def outputs(
         self,
-        buffers: list[tuple[RowPlan, torch.Tensor]],
+        buffers: Sequence[torch.Tensor | None],
+        part: RowPlan,
         req_ids: Sequence[str],
         positions: Sequence[int] | None,
     ) -> StageCacheOutputs:
-        """The result, once the library has filled the buffers."""
+        """The result, once the library has filled the buffers that :meth:`read` gave."""
         hidden: dict[str, torch.Tensor] | None = None
         mm: dict[str, dict[str, Any]] = {}
-        for key, (plan, buffer) in zip(self.keys, buffers, strict=True):
+        for key, filled, buffer in zip(self.keys, self.buffers, buffers, strict=True):
+            plan = part if filled is None else self.plan
             result = dict(zip(req_ids, plan.views(buffer, positions), strict=True))
             if key.name == HIDDEN_KEY:
                 hidden = result
@@ -116,13 +123,3 @@ class StepContext:
         for name, value in self.leftovers.items():
             mm[name] = {r: element_of(value, start, end, total) for r, (start, end) in zip(req_ids, spans, strict=True)}
         return StageCacheOutputs(hidden, mm)
-
-    def refuse_foreign_hits(self, req_ids: Sequence[str]) -> None:
-        """No cached prefix fits hidden rows of another width or dtype."""
-        if self.foreign_hidden is None or not self.plan.hits:
-            return
-        for r in req_ids:
-            if self.layout.index[r] in self.plan.hits:
-                raise OmniPrefixCacheUnmatchError(
-                    f"hit span for req {r} key={HIDDEN_KEY} is not readable (cached with another width or dtype)"
-                )

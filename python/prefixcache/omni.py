@@ -27,7 +27,6 @@ from typing import Any, Protocol
 
 import torch
 
-from prefixcache import _ffi
 from prefixcache._batch import BatchLayout, RowPlan
 from prefixcache._buffers import ARENA_BYTES, allocate
 from prefixcache._cache import Arrival, OmniCache
@@ -98,6 +97,8 @@ class OmniPrefixCacheManager:
 
         # Saved and not yet consumed. One dict operation each, so no lock of its own.
         self._steps: dict[int, StepContext] = {}
+        # Entered under _engine only: making one costs as much as a buffer.
+        self._inference = torch.inference_mode()
         # Held during an engine call. Never waited for: a second engine call is a broken
         # contract, and a lock held at a fork would hang the child before the library
         # can refuse it.
@@ -237,12 +238,12 @@ class OmniPrefixCacheManager:
         owners: list[torch.Tensor] = []
         leftovers: list[tuple[str, Any]] = []
         policy, keys = self._policy, self._keys
-        with torch.inference_mode():
+        with self._inference:
             if n and hidden is not None and policy.needs_full_hidden_states:
                 rows = hidden.shape[0] if hidden.dim() >= 2 else 0
                 if rows < n:
                     raise OmniPrefixCacheUnmatchError(f"hidden_states has {rows} rows, need {n}")
-                key = keys.match(HIDDEN_KEY, hidden, _ffi.JOIN_NEXT_STEP)
+                key = keys.match(HIDDEN_KEY, hidden, n, rows, False)
                 if key is None:
                     context.foreign_hidden = hidden[:n]
                 else:
@@ -250,35 +251,35 @@ class OmniPrefixCacheManager:
             for name, value in mm.items():
                 if name == HIDDEN_KEY:
                     continue  # the name is reserved; such an output is dropped
-                if is_step_rows(value, n, padded):
-                    schedule = _ffi.JOIN_ON_FINISH if name in policy.deferred_keys else _ffi.JOIN_NEXT_STEP
-                    key = keys.match(name, value, schedule) if n else keys.visible(name, value)
-                    if key is not None:
-                        owners.append(self._put(context, key, value, n))
-                        continue
-                    # Not one with the cached rows: a leftover, which goes by the spans of its rows.
-                    value = value[:n]
-                leftovers.append((name, value))
+                key = keys.match(name, value, n, padded, name in policy.deferred_keys)
+                if key is None:
+                    leftovers.append((name, value))
+                else:
+                    owners.append(self._put(context, key, value, n))
         if context.foreign_hidden is not None:
             context.foreign_hidden = replicate("hidden_states", context.foreign_hidden)
         for name, value in leftovers:
-            context.leftovers[name] = replicate(name, value)
+            # Rows that were not cached for their kind go by the spans too, without padding.
+            rows = value[:n] if is_step_rows(value, n, padded) else value
+            context.leftovers[name] = replicate(name, rows)
         return owners
 
     def _put(self, context: StepContext, key: Key, tensor: torch.Tensor, n: int) -> torch.Tensor:
         """One key of the coming save, with the buffer of its results."""
+        if key.plan is not context.plan:
+            key.fit(context.plan)
         owner, address, stride = locate(key.name, tensor, n, key.row_bytes)
-        nbytes = context.plan.rows * key.row_bytes
+        nbytes = key.buffer_bytes
         # Small rows go to the result at once. Without the eager mode large ones stay in
         # the library, so that the engine does not pay for the copy.
         if self._eager or nbytes < ARENA_BYTES:
-            buffer = allocate(self._cache.library, context.plan.shape(key.row_shape), key.dtype, nbytes)
+            buffer = allocate(self._cache.library, key.buffer_shape, key.dtype, nbytes)
             self._cache.put_rows(len(context.keys), key.number, address, stride, buffer.data_ptr(), nbytes)
             context.buffers.append(buffer)
         else:
             self._cache.put_rows(len(context.keys), key.number, address, stride, 0, 0)
             context.buffers.append(None)
-            context.filled = False
+            context.incomplete = True
         context.keys.append(key)
         return owner
 
@@ -296,16 +297,17 @@ class OmniPrefixCacheManager:
         """
         context = self._take(step_id)
         layout = context.layout
-        try:
-            positions = context.positions(step_id, req_ids)
-            context.refuse_foreign_hits(req_ids)
-        except OmniPrefixCacheUnmatchError:
-            # The step is consumed all the same; a failed write is the better error.
-            self._cache.materialize(step_id, (), layout)
-            raise
-        buffers, reads = context.read(positions, self._policy.needs_full_hidden_states, self._buffer)
+        positions: Sequence[int] | None = None
+        if req_ids != layout.ids or context.foreign_hidden is not None:
+            try:
+                positions = context.positions(step_id, req_ids)
+            except OmniPrefixCacheUnmatchError:
+                # The step is consumed all the same; a failed write is the better error.
+                self._cache.materialize(step_id, (), layout)
+                raise
+        buffers, part, reads = context.read(positions, self._policy.needs_full_hidden_states, self._buffer)
         self._cache.materialize(step_id, reads, layout)
-        return context.outputs(buffers, req_ids, positions)
+        return context.outputs(buffers, part, req_ids, positions)
 
     def discard_step(self, step_id: int) -> None:
         """Consume a step that nobody will read; its rows reach the cache all the same.
@@ -330,7 +332,7 @@ class OmniPrefixCacheManager:
         context = self._steps.pop(step_id, None)
         if context is None:
             raise OmniPrefixCacheUnmatchError(
-                f"step context {step_id} missing (have {sorted(tuple(self._steps))}); already consumed or never saved"
+                f"step context {step_id} missing (have {sorted(self._steps.copy())}); already consumed or never saved"
             )
         return context
 

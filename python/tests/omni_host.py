@@ -8,6 +8,8 @@ original one) fit in as well.
 from __future__ import annotations
 
 import ctypes
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -172,3 +174,11 @@ class Host:
 def same(got: torch.Tensor, want: torch.Tensor) -> bool:
     """Equal shape, dtype and bytes."""
     return got.shape == want.shape and got.dtype == want.dtype and bool(torch.equal(got, want))
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """The background thread gets there within seconds."""
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

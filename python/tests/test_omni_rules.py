@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
-from omni_host import HIDDEN, Host, rows, same
+from omni_host import HIDDEN, Host, eventually, rows, same
 
 from prefixcache.omni import (
     ModelCachePolicy,
@@ -17,14 +16,6 @@ from prefixcache.omni import (
 )
 
 DEFERRED = ModelCachePolicy(deferred_keys=frozenset({"d"}))
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """The background thread gets there within seconds."""
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def settle(host: Host) -> None:
