@@ -96,7 +96,12 @@ func (c *content) clearMedia(id int32) {
 // hit at the earliest, and plain stores to cold memory cost three times as much
 // (28 KiB: 0.9 µs against 2.9).
 func (c *content) fill(cells []int32, words []int32, media []Hash128, runs []rows.Run) {
-	if media == nil && c.mediaOf == nil {
+	if media == nil {
+		if c.mediaOf != nil {
+			for _, id := range cells[:(len(words)+c.width-1)/c.width] {
+				c.clearMedia(id)
+			}
+		}
 		if full := len(words) / c.width; len(words) >= streamWords && len(runs) > 0 {
 			c.stream(runs, full, words)
 			cells, words = cells[full:], words[full*c.width:]
@@ -110,11 +115,8 @@ func (c *content) fill(cells []int32, words []int32, media []Hash128, runs []row
 		n := min(c.width, len(words))
 		c.clearMedia(cells[i])
 		copy(c.cell(cells[i]), words[:n])
-		if media != nil {
-			c.fillMedia(cells[i], media[:n])
-			media = media[n:]
-		}
-		words = words[n:]
+		c.fillMedia(cells[i], media[:n])
+		words, media = words[n:], media[n:]
 	}
 }
 

@@ -57,6 +57,8 @@ type Counters struct {
 	StalePublishes uint64                // dropped because of an Invalidate or a Flush
 }
 
+const maxTouch = 256 << 20 // bytes
+
 // New makes a manager whose pools are free and whose index is empty.
 func New(cfg Config) (*Manager, error) {
 	if err := cfg.check(); err != nil {
@@ -79,8 +81,8 @@ func New(cfg Config) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Now, so that no request pays for page faults.
-		if err := slab.Touch(0, int64(cfg.BasePages)); err != nil {
+		// Now, so that no request pays for page faults; as far as is decent.
+		if err := slab.Touch(0, min(int64(cfg.BasePages), maxTouch/int64(width*4))); err != nil {
 			slab.Free()
 			return nil, err
 		}
@@ -88,6 +90,6 @@ func New(cfg Config) (*Manager, error) {
 		m.content.words = unsafe.Slice((*int32)(slab.Row(0)), n)
 		runtime.AddCleanup(m, func(s *rows.Mirror) { s.Free() }, slab)
 	}
-	m.table.init(cfg.BasePages)
+	m.table.init(512)
 	return m, nil
 }

@@ -127,7 +127,7 @@ const (
 // when it is not nil.
 func (m *Manager) common(src *source, at, cell, n int32, out *[]int32) (same, last int32) {
 	c := &m.content
-	if out == nil || src.cells != nil || src.media != nil || c.mediaOf != nil || cell >= c.base {
+	if out == nil || src.cells != nil || src.media != nil || cell >= c.base {
 		return m.commonByBlock(src, at, cell, n, out)
 	}
 	last = -1
@@ -136,7 +136,7 @@ func (m *Manager) common(src *source, at, cell, n int32, out *[]int32) (same, la
 	for same < n {
 		room := min(n-same, most)
 		words := src.words[int(at+same)*w:]
-		run := adjacent(c.next[:c.base], cell, room)
+		run, had := adjacent(c.next[:c.base], cell, room), len(*out)
 		var got int32
 		if run >= min(rangeCells, room) {
 			// Neighbours in memory: one comparison.
@@ -150,17 +150,16 @@ func (m *Manager) common(src *source, at, cell, n int32, out *[]int32) (same, la
 			if got > 0 {
 				// The links of a run are its ids, one further.
 				*out = append(append(*out, cell), c.next[cell:cell+got-1]...)
-				last = cell + got - 1
 			}
 		} else {
 			run = room
-			had := len(*out)
 			*out = c.scattered(words, cell, room, *out)
-			if got = int32(len(*out) - had); got > 0 {
-				last = (*out)[len(*out)-1]
-			}
 		}
-		same += got
+		*out = c.textOnly(*out, had)
+		if got = int32(len(*out) - had); got > 0 {
+			same += got
+			last = (*out)[len(*out)-1]
+		}
 		if got < run {
 			break
 		}
@@ -204,6 +203,19 @@ func (c *content) scatteredGo(words []int32, cell, n int32, out []int32) []int32
 	}
 	c.early = early // or the compiler would leave the reads out
 	return out
+}
+
+// textOnly cuts cells off at the first one, from had on, that holds media: the
+// words of a text request may equal what lies there, but they are not the same.
+func (c *content) textOnly(cells []int32, had int) []int32 {
+	if c.mediaOf != nil {
+		for i := had; i < len(cells); i++ {
+			if c.mediaOf[cells[i]] != 0 {
+				return cells[:i]
+			}
+		}
+	}
+	return cells
 }
 
 // commonByBlock is common for everything unusual: media, content without pages,
