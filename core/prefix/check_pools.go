@@ -1,0 +1,141 @@
+package prefix
+
+// basePool: every page is free, private or in one node, and active says how many
+// have an owner (C-70).
+func (c *checker) basePool() {
+	m := c.m
+	active := 0
+	for _, n := range c.pageOwner {
+		if n > 0 {
+			active++
+		}
+	}
+	if active != m.base.active {
+		c.fail("%d base pages active, counted %d (C-68)", m.base.active, active)
+	}
+	for _, f := range [...]chain{m.base.free, m.content.spare} {
+		cell := f.first
+		for k := range f.n {
+			c.use(cell, 4)
+			if k == f.n-1 && cell != f.last {
+				c.fail("a free list ends in %d, says %d", cell, f.last)
+			}
+			cell = m.content.next[cell]
+		}
+	}
+	for cell, use := range c.cached {
+		if use == 0 {
+			c.fail("cell %d is lost (C-70)", cell)
+		}
+		if cell < m.cfg.BasePages && c.pageOwner[cell] > 0 && use == 4 {
+			c.fail("page %d is free and in use (C-16)", cell)
+		}
+	}
+}
+
+func (c *checker) draftPool() {
+	m := c.m
+	d := &m.draft
+	owners, marks, free := make([]int32, d.size), make([]int32, d.size), make([]bool, d.size)
+	up := func(count []int32, page int32) {
+		for ; page >= 0; page = d.prev[page] {
+			count[page]++
+			if count[page] > 1 {
+				return
+			}
+		}
+	}
+	for i := range m.leases {
+		if l := &m.leases[i]; l.live && len(l.draft) > 0 {
+			up(owners, l.draft[len(l.draft)-1])
+			for k := range l.draft {
+				if k > 0 && d.prev[l.draft[k]] != l.draft[k-1] {
+					c.fail("lease %d: draft page %d does not follow %d (C-27)", i, l.draft[k], l.draft[k-1])
+				}
+			}
+		}
+	}
+	for i := m.order.First(); i >= 0; i = m.order.After(i) {
+		if p := m.records[i].draftLast; p >= 0 {
+			up(marks, p)
+		}
+	}
+	page := d.free.first
+	for range d.free.n {
+		free[page] = true
+		page = d.next[page]
+	}
+	active := 0
+	for p := range owners {
+		if owners[p] > 0 {
+			active++
+		}
+		if free[p] != (owners[p]|marks[p] == 0) {
+			c.fail("draft page %d: free %v, owners %d, marks %d (C-16)", p, free[p], owners[p], marks[p])
+		}
+		if !free[p] && (owners[p] != d.owners[p] || marks[p] != d.marks[p]) {
+			c.fail("draft page %d has %d/%d, counted %d/%d (C-68)", p, d.owners[p], d.marks[p], owners[p], marks[p])
+		}
+	}
+	if active != d.active {
+		c.fail("%d draft pages active, counted %d", d.active, active)
+	}
+}
+
+func (c *checker) slots() {
+	m := c.m
+	for k, p := range [...]*slotPool{&m.recurrent, &m.partial} {
+		want := make([]slotRefs, len(p.refs))
+		count := func(s int32, active, cache int32) {
+			if s >= 0 {
+				want[s].active += active
+				want[s].cache += cache
+			}
+		}
+		for i := range m.leases {
+			l := &m.leases[i]
+			if !l.live {
+				continue
+			}
+			count([]int32{l.recurrent, l.partial}[k], 1, 0)
+			for _, s := range [][]int32{l.reserved, l.reservedPartial}[k] {
+				count(s, 1, 0)
+			}
+		}
+		for i := m.order.First(); i >= 0; i = m.order.After(i) {
+			r := &m.records[i]
+			count([]int32{r.recurrent, r.partial}[k], 0, 1)
+		}
+		active, used := 0, 0
+		for s := range want {
+			if want[s] != p.refs[s] {
+				c.fail("slot %d of pool %d has %v, counted %v (C-68)", s, k+2, p.refs[s], want[s])
+			}
+			if want[s].active > 0 {
+				active++
+			}
+			if want[s] != (slotRefs{}) {
+				used++
+			}
+		}
+		if active != p.active || used+p.free.n != len(p.refs) {
+			c.fail("pool %d: active %d of %d, used %d, free %d (C-70)", k+2, p.active, active, used, p.free.n)
+		}
+	}
+}
+
+// empty is C-71.
+func (c *checker) empty() {
+	m := c.m
+	if m.liveLeases > 0 || m.recordCount > 0 {
+		return
+	}
+	for pool := range resourceCount {
+		if m.Free(pool) != m.Capacity(pool) {
+			c.fail("no lease and no record, but %d of %d %s slots are free (C-71)", m.Free(pool), m.Capacity(pool), pool)
+		}
+	}
+	if m.content.spare.n != m.content.shadows || m.Nodes() > 0 {
+		c.fail("no lease and no record, but %d nodes and %d of %d shadow cells are left", m.Nodes(), m.content.shadows-m.content.spare.n, m.content.shadows)
+	}
+}

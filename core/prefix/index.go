@@ -1,0 +1,189 @@
+package prefix
+
+// index makes sure that the first c blocks of a lease are in the index and
+// returns the place where they end. A block that is there already keeps its page;
+// a missing one gets the lease's (C-22, C-58). The caller adds a record at the place.
+func (m *Manager) index(l *lease, c int32) place {
+	p := l.cursor
+	if !m.settle(&p) {
+		p = m.anchor(l)
+	}
+	src := source{cells: l.cells, miss: l.miss}
+	l.cursor = m.descend(p, &src, max(c, p.at), nil)
+	p = l.cursor
+	if p.at > c {
+		p.at = c
+		m.climb(&p)
+		p.cell = m.cellAt(l, p)
+		return p
+	}
+	for p.at < c {
+		p = m.insert(l, p, c, &src)
+	}
+	l.cursor = p
+	l.settled = max(l.settled, c)
+	return p
+}
+
+// anchor finds the deepest place where a lease's own pages still are in the
+// index; used when eviction took the blocks that its cursor knew.
+func (m *Manager) anchor(l *lease) place {
+	if len(l.segs) > 0 && l.segs[0].bottom >= 0 {
+		s := l.segs[0]
+		for n := s.bottom; ; n = m.nodes[n].up {
+			x := &m.nodes[n]
+			if x.attached {
+				return place{n, x.end, x.last, x.gen}
+			}
+			if x.start <= s.start {
+				break
+			}
+		}
+	}
+	return m.rootPlace(l.realm)
+}
+
+// cellAt finds the cell of the last block of p, which the index knows.
+func (m *Manager) cellAt(l *lease, p place) int32 {
+	x := &m.nodes[p.node]
+	if p.at == x.end {
+		return x.last
+	}
+	// The lease's own page, unless another producer's came first.
+	if s := m.segmentAt(l, p.at-1); s.bottom >= 0 && m.owns(s, p.node) {
+		return l.cells[p.at-1]
+	}
+	cell := x.first
+	for at := x.start + 1; at < p.at; at++ {
+		cell = m.content.next[cell]
+	}
+	return cell
+}
+
+func (m *Manager) segmentAt(l *lease, block int32) segment {
+	for i := len(l.segs) - 1; i >= 0; i-- {
+		if l.segs[i].start <= block {
+			return l.segs[i]
+		}
+	}
+	return segment{bottom: -1}
+}
+
+// owns says whether a node is one of a segment's.
+func (m *Manager) owns(s segment, id int32) bool {
+	for n := s.bottom; ; n = m.nodes[n].up {
+		if n == id {
+			return true
+		}
+		if m.nodes[n].start <= s.start {
+			return false
+		}
+	}
+}
+
+// insert puts blocks of the lease from p.at on into the index below p, up to
+// block c or to the end of the lease's segment there, and returns the new end.
+// The caller has found that block p.at is not in the index below p.
+func (m *Manager) insert(l *lease, p place, c int32, src *source) place {
+	if p.at < m.nodes[p.node].end {
+		p.node = m.split(p.node, p.at, p.cell)
+	}
+	k := len(l.segs) - 1
+	for l.segs[k].start > p.at {
+		k--
+	}
+	s := l.segs[k]
+	if s.bottom >= 0 {
+		return m.reattach(s, p, c, src)
+	}
+	end := min(c, s.end)
+	x := &m.nodes[p.node]
+	// before: the lease's run of nodes that ends exactly here, in the very node
+	// that the new blocks come under.
+	var before *segment
+	if k > 0 && p.at == s.start && l.segs[k-1].bottom == p.node {
+		before = &l.segs[k-1]
+	}
+	first, last := l.cells[p.at], l.cells[end-1]
+	node := p.node
+	if before != nil && x.pins == 1 && x.child < 0 {
+		// Only this lease holds the leaf: it simply becomes longer.
+		m.content.next[x.last] = first
+		x.last, x.end = last, end
+		if !x.shadow {
+			m.indexed += int(end - p.at)
+		}
+	} else {
+		node = m.newNode()
+		x := &m.nodes[node]
+		x.first, x.last, x.start, x.end = first, last, p.at, end
+		x.pins, x.shadow = 1, !l.attention
+		if before != nil {
+			x.up = p.node
+		}
+		m.attach(node, p.node, m.hashSource(p.node, src, p.at))
+	}
+	m.own(l, k, node, p.at, end, before != nil)
+	return place{node, end, last, m.nodes[node].gen}
+}
+
+// own turns cells [at, end) of private segment k into a run of nodes that ends
+// in node, joined to the run before it when there is one.
+func (m *Manager) own(l *lease, k int, node, at, end int32, join bool) {
+	s := l.segs[k]
+	var parts [3]segment
+	n := 0
+	if at > s.start {
+		parts[n] = segment{-1, s.start, at}
+		n++
+	}
+	if join {
+		l.segs[k-1].bottom, l.segs[k-1].end = node, end
+	} else {
+		parts[n] = segment{node, at, end}
+		n++
+	}
+	if end < s.end {
+		parts[n] = segment{-1, end, s.end}
+		n++
+	}
+	l.segs = replace(l.segs, k, parts[:n])
+}
+
+// replace puts parts, at most three, in the place of element k.
+func replace(segs []segment, k int, parts []segment) []segment {
+	rest := len(segs) - k - 1
+	for range len(parts) - 1 {
+		segs = append(segs, segment{})
+	}
+	copy(segs[k+len(parts):], segs[k+1:k+1+rest])
+	copy(segs[k:], parts)
+	return segs[:k+len(parts)+rest]
+}
+
+// reattach brings nodes back into the index that eviction had taken out while
+// leases owned them: the one that holds block p.at, cut at p.at and at c if need be.
+func (m *Manager) reattach(s segment, p place, c int32, src *source) place {
+	n := s.bottom
+	for m.nodes[n].start > p.at {
+		n = m.nodes[n].up
+	}
+	if x := &m.nodes[n]; x.start < p.at {
+		m.split(n, p.at, m.chainCell(n, p.at-x.start-1))
+	}
+	if x := &m.nodes[n]; x.end > c {
+		n = m.split(n, c, m.chainCell(n, c-x.start-1))
+	}
+	m.attach(n, p.node, m.hashSource(p.node, src, p.at))
+	x := &m.nodes[n]
+	return place{n, x.end, x.last, x.gen}
+}
+
+// chainCell is the cell of a node's block, counted from its start.
+func (m *Manager) chainCell(id, skip int32) int32 {
+	cell := m.nodes[id].first
+	for range skip {
+		cell = m.content.next[cell]
+	}
+	return cell
+}
