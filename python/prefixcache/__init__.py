@@ -4,6 +4,8 @@ Modules are imported one by one, so that a host pays for what it uses:
 
 ``prefixcache.omni``
     drop-in for vLLM-Omni's ``OmniPrefixCacheManager`` (needs torch).
+``prefixcache.context``
+    prefix reuse for paged KV caches and recurrent state: coordinator and manager.
 
 Importing this package loads neither the native library nor torch. The library is
 loaded by the first cache that is created; see :mod:`prefixcache._ffi`.

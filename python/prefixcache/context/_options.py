@@ -1,0 +1,97 @@
+"""pc_context_options from the configuration, the deployment and the physical caches."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from prefixcache import PrefixCacheArgumentError
+from prefixcache.context import _abi
+from prefixcache.context._arguments import int32, integer
+from prefixcache.context.cache import (
+    AttentionShape,
+    ContextCachePhysicalResources,
+    HybridCacheManager,
+    RecurrentShape,
+)
+from prefixcache.context.deployment import DeploymentConfig, attention_layer, recurrent_layer
+from prefixcache.context.table import KVPageTable
+from prefixcache.context.types import ContextCacheConfig, ContextCacheDeploymentKind
+
+
+class ContextOptionsArgument:
+    """A pc_context_options and the arrays that it points to."""
+
+    def __init__(
+        self,
+        config: ContextCacheConfig,
+        deployment: DeploymentConfig,
+        kind: ContextCacheDeploymentKind,
+        resources: ContextCachePhysicalResources,
+        stream: int,
+    ) -> None:
+        if not config.enabled:
+            raise PrefixCacheArgumentError(
+                "config.enabled: False, expected True: an unconfigured cache must not come up"
+            )
+        if resources.base_page_table is None and kind != ContextCacheDeploymentKind.PURE_RECURRENT:
+            raise PrefixCacheArgumentError("resources.base_page_table: None, expected a page table")
+        recurrent = kind in (ContextCacheDeploymentKind.HYBRID, ContextCacheDeploymentKind.PURE_RECURRENT)
+        self._alive: list[Any] = []
+        s = self.struct = _abi.sized(_abi.ContextOptions)
+        s.flags = _abi.ORIGINAL_RECENCY if config.original_recency else 0
+        s.flags |= _abi.HOST_MEMORY if config.host_memory else 0
+        s.kind = integer("deployment_kind", kind, 0, 2**32 - 1)
+        # Zero means "default" to the library, not to the fields of a Python config.
+        s.tokens_per_page = integer("config.tokens_per_page", config.tokens_per_page, 1, 2**31 - 1)
+        s.max_records = integer("config.max_records", config.max_records, 0, 2**31 - 1) or -1
+        s.max_requests = integer("config.max_requests", config.max_requests, 1, 2**31 - 1)
+        s.max_batch = int32("deployment.base.max_batch_size", deployment.base.max_batch_size)
+        if deployment.draft is not None:
+            s.draft_max_batch = int32("deployment.draft.max_batch_size", deployment.draft.max_batch_size)
+        if deployment.spec is not None:
+            s.verify_size = int32("deployment.spec.verify_size", deployment.spec.verify_size)
+            s.drafting_step = int32("deployment.spec.drafting_step", deployment.spec.drafting_step)
+            s.drafting_top_k = int32("deployment.spec.drafting_top_k", deployment.spec.drafting_top_k)
+        if kind == ContextCacheDeploymentKind.EAGLE:
+            s.future_tokens = integer("config.future_dependency_tokens", config.future_dependency_tokens, 1, 2**31 - 1)
+        s.recurrent_budget = _budget("recurrent_snapshot_budget_bytes", config)
+        s.partial_budget = _budget("partial_kv_snapshot_budget_bytes", config)
+        s.stream = stream
+        attention = kind != ContextCacheDeploymentKind.PURE_RECURRENT
+        s.base = self._resources(resources.base_cache, resources.base_page_table if attention else None, recurrent)
+        s.draft = self._resources(resources.draft_cache, resources.draft_page_table, False)
+
+    def _resources(self, cache: HybridCacheManager | None, table: KVPageTable | None, layers: bool) -> Any:
+        out = _abi.CacheResources(table=table.handle if table is not None else 0)
+        if cache is None:
+            return out
+        out.num_pages = int32("num_pages", cache.num_pages)
+        out.max_batch = int32("max_batch_size", cache.max_batch_size)
+        out.capacity_tokens = int32("padded_capacity", cache.padded_capacity)
+        if not layers:
+            return out
+        attention = [
+            attention_layer(AttentionShape(a.kv_heads, a.head_dim, a.type), a.k_base) for a in cache.attention_layers()
+        ]
+        recurrent = [
+            recurrent_layer(
+                RecurrentShape(r.heads, r.head_dim, r.state_size, r.conv_dim, r.conv_kernel, r.state_type, r.conv_type),
+                r.state_base,
+                r.conv_base,
+            )
+            for r in cache.recurrent_layers()
+        ]
+        if attention:
+            array = (_abi.AttentionLayer * len(attention))(*attention)
+            self._alive.append(array)
+            out.attention, out.num_attention = ctypes.addressof(array), len(attention)
+        if recurrent:
+            states = (_abi.RecurrentLayer * len(recurrent))(*recurrent)
+            self._alive.append(states)
+            out.recurrent, out.num_recurrent = ctypes.addressof(states), len(recurrent)
+        return out
+
+
+def _budget(name: str, config: ContextCacheConfig) -> int:
+    return integer(f"config.{name}", getattr(config, name), -(2**63), 2**63 - 1)

@@ -1,0 +1,290 @@
+"""The manager level: which pages hold which prefix, and who uses them.
+
+For a runtime with a coordinator of its own. Host memory only, no device work: whoever
+publishes has made sure that the state is in the cache (C-61).
+
+A lease's walk: ``acquire``, (compute), ``publish``, then for each step ``append`` and
+``grow``, ``publish`` once more, ``release``. Hybrid models publish snapshots instead:
+``reserve``, (capture), ``publish_hybrid``, ``retire``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from prefixcache.context import _abi
+from prefixcache.context._arguments import SequenceArgument, address, hashes, int32, integer, integers, to_hash
+from prefixcache.context.types import (
+    AcquireStatus,
+    BlockKeySequence,
+    ContextCacheLookupPolicy,
+    ContextCacheSequenceAdmission,
+    Hash128,
+    HybridCheckpointKey,
+    HybridSnapshotReservation,
+    Publication,
+    PublishStatus,
+    ReusePlan,
+    ReusePlanMode,
+    Tokens,
+)
+from prefixcache.context.view import ManagerView, to_plan
+
+REQUEST_FAILED = 1  # PC_REQUEST_FAILED: no capacity
+
+
+class CacheRequestLease:
+    """What one sequence uses: shared pages first, private pages after them.
+
+    A context manager: the end of the block releases it, and so does the last reference.
+    """
+
+    def __init__(self, manager: ContextCacheManager, handle: ctypes.c_uint64) -> None:
+        self.manager = manager
+        self._handle = handle
+
+    @property
+    def handle(self) -> int:
+        """pc_handle of the lease; 0 once it was released."""
+        return self._handle.value
+
+    def valid(self) -> bool:
+        return self._handle.value != 0
+
+    def base_pages(self) -> list[int]:
+        return self.manager._lease_pages(self, _abi.BASE)
+
+    def draft_pages(self) -> list[int]:
+        return self.manager._lease_pages(self, _abi.DRAFT)
+
+    def release(self) -> None:
+        """Drops every page and slot that it owns; once it is empty, does nothing (C-64)."""
+        self.manager.release(self)
+
+    def __enter__(self) -> CacheRequestLease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        # With its manager gone, so is the lease.
+        if handle is not None and handle.value and self.manager.handle:
+            self.manager._library.manager_release(self.manager.handle, ctypes.byref(handle))
+
+
+@dataclass(frozen=True)
+class AcquireResult:
+    """``lease`` is None when the capacity did not suffice; the plan says for what."""
+
+    status: AcquireStatus
+    lease: CacheRequestLease | None
+    plan: ReusePlan
+
+
+class ContextCacheManager(ManagerView):
+    """A manager of one's own. Errors are ``PrefixCacheError``; nothing has changed then.
+
+    Any thread may call; the library serialises. Capacity that does not suffice is a
+    status or None, not an error.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_pages: int,
+        draft_pages: int = 0,
+        recurrent_slots: int = 0,
+        partial_slots: int = 0,
+        tokens_per_page: int = 128,
+        max_records: int = 1024,
+        original_recency: bool = False,
+        block_keys: bool = False,
+    ) -> None:
+        """Capacities of the four pools.
+
+        ``max_records`` 0 keeps none. ``original_recency``: a vanilla hit does not make
+        its record most recent. ``block_keys``: sequences are named by keys of the caller,
+        which are trusted; without it by tokens, which are compared.
+        """
+        options = _abi.sized(_abi.ManagerOptions)
+        options.flags = (_abi.ORIGINAL_RECENCY if original_recency else 0) | (_abi.BLOCK_KEYS if block_keys else 0)
+        options.tokens_per_page = integer("tokens_per_page", tokens_per_page, 1, 2**31 - 1)
+        options.max_records = integer("max_records", max_records, 0, 2**31 - 1) or -1
+        options.base_pages = int32("base_pages", base_pages)
+        options.draft_pages = int32("draft_pages", draft_pages)
+        options.recurrent_slots = int32("recurrent_slots", recurrent_slots)
+        options.partial_slots = int32("partial_slots", partial_slots)
+        super().__init__(_abi.load(), ctypes.c_uint64())
+        self.tokens_per_page = tokens_per_page
+        self._check(self._library.manager_create(ctypes.byref(options), ctypes.byref(self._handle)))
+
+    def acquire(
+        self,
+        sequence: ContextCacheSequenceAdmission | BlockKeySequence | Tokens,
+        mode: ReusePlanMode = ReusePlanMode.VANILLA,
+        lookup: ContextCacheLookupPolicy = ContextCacheLookupPolicy.USE_CACHE,
+    ) -> AcquireResult:
+        """Looks up, pins what is shared, allocates the rest; evicts if needed (C-50)."""
+        argument, plan, lease = SequenceArgument(sequence), _abi.sized(_abi.Plan), ctypes.c_uint64()
+        status = self._library.manager_acquire(
+            self.handle,
+            integer("mode", mode, 0, 2**32 - 1),
+            integer("lookup", lookup, 0, 2**32 - 1),
+            ctypes.byref(argument.struct),
+            ctypes.byref(plan),
+            None,
+            0,
+            None,
+            0,
+            ctypes.byref(lease),
+        )
+        if status == REQUEST_FAILED:
+            return AcquireResult(AcquireStatus.INSUFFICIENT_CAPACITY, None, to_plan(plan))
+        self._check(status)
+        return AcquireResult(AcquireStatus.ACQUIRED, CacheRequestLease(self, lease), to_plan(plan))
+
+    def append(self, lease: CacheRequestLease, token_ids: Tokens) -> None:
+        """Adds tokens to the history of a lease. They need no page yet."""
+        tokens = integers("token_ids", token_ids)
+        self._check(self._library.manager_append(self.handle, lease.handle, address(tokens), len(tokens)))
+
+    def grow(self, lease: CacheRequestLease, base: int, draft: int = 0) -> bool:
+        """Appends private pages, both pools or neither (C-54); False: no capacity."""
+        status = self._library.manager_grow(
+            self.handle, lease.handle, int32("base", base), int32("draft", draft), None, None
+        )
+        if status == REQUEST_FAILED:
+            return False
+        self._check(status)
+        return True
+
+    def publish(self, lease: CacheRequestLease, resident_length: int) -> Publication:
+        """Publishes the full blocks of the first ``resident_length`` tokens (vanilla, spec)."""
+        out, resident = _abi.sized(_abi.Publication), integer("resident_length", resident_length, -(2**63), 2**63 - 1)
+        self._check(self._library.manager_publish(self.handle, lease.handle, resident, ctypes.byref(out)))
+        return _to_publication(out)
+
+    def publish_keys(
+        self, lease: CacheRequestLease, first: int, keys: Sequence[Hash128], resident_length: int
+    ) -> Publication:
+        """``publish`` with block keys: ``keys[0]`` is that of block ``first``."""
+        out, values = _abi.sized(_abi.Publication), hashes("keys", keys)
+        self._check(
+            self._library.manager_publish_keys(
+                self.handle,
+                lease.handle,
+                integer("first", first, 0, 2**64 - 1),
+                address(values),
+                len(values) // 2,
+                integer("resident_length", resident_length, -(2**63), 2**63 - 1),
+                ctypes.byref(out),
+            )
+        )
+        return _to_publication(out)
+
+    def reserve(self, lease: CacheRequestLease, need_partial: bool) -> HybridSnapshotReservation | None:
+        """Snapshot slots for one capture; None when all are in use."""
+        recurrent, partial = ctypes.c_int32(), ctypes.c_int32()
+        status = self._library.manager_reserve(
+            self.handle, lease.handle, int(need_partial), ctypes.byref(recurrent), ctypes.byref(partial)
+        )
+        if status == REQUEST_FAILED:
+            return None
+        self._check(status)
+        return HybridSnapshotReservation(recurrent.value, partial.value if partial.value >= 0 else None)
+
+    def publish_hybrid(
+        self, lease: CacheRequestLease, length: int, reservation: HybridSnapshotReservation
+    ) -> Publication:
+        """Publishes a snapshot of the first ``length`` tokens. It must have been written."""
+        out, size = _abi.sized(_abi.Publication), integer("length", length, -(2**63), 2**63 - 1)
+        recurrent, partial = _slots(reservation)
+        self._check(
+            self._library.manager_publish_hybrid(self.handle, lease.handle, size, recurrent, partial, ctypes.byref(out))
+        )
+        return _to_publication(out)
+
+    def publish_hybrid_keys(
+        self,
+        lease: CacheRequestLease,
+        first: int,
+        keys: Sequence[Hash128],
+        checkpoint: HybridCheckpointKey,
+        reservation: HybridSnapshotReservation,
+    ) -> Publication:
+        """``publish_hybrid`` with block keys and the caller's digest of the snapshot."""
+        out, values = _abi.sized(_abi.Publication), hashes("keys", keys)
+        point = _abi.Checkpoint(
+            to_hash("checkpoint.digest", checkpoint.digest),
+            integer("checkpoint.token_length", checkpoint.token_length, -(2**63), 2**63 - 1),
+        )
+        recurrent, partial = _slots(reservation)
+        self._check(
+            self._library.manager_publish_hybrid_keys(
+                self.handle,
+                lease.handle,
+                integer("first", first, 0, 2**64 - 1),
+                address(values),
+                len(values) // 2,
+                ctypes.byref(point),
+                recurrent,
+                partial,
+                ctypes.byref(out),
+            )
+        )
+        return _to_publication(out)
+
+    def retire(self, lease: CacheRequestLease, reservation: HybridSnapshotReservation) -> None:
+        """Gives up the lease's hold on reserved slots; published ones stay (C-62)."""
+        self._check(self._library.manager_retire(self.handle, lease.handle, *_slots(reservation)))
+
+    def release_restored(self, lease: CacheRequestLease) -> None:
+        """Gives up the hold on the snapshots that the hit bound, once restored."""
+        self._check(self._library.manager_release_restored(self.handle, lease.handle))
+
+    def release(self, lease: CacheRequestLease) -> None:
+        """Ends a lease; an empty one is fine."""
+        self._check(self._library.manager_release(self.handle, ctypes.byref(lease._handle)))
+
+    def _lease_pages(self, lease: CacheRequestLease, model: int) -> list[int]:
+        call, count = self._library.manager_lease_pages, ctypes.c_uint64()
+        self._check(call(self.handle, lease.handle, model, 0, None, 0, ctypes.byref(count)))
+        out = (ctypes.c_int32 * count.value)()
+        self._check(call(self.handle, lease.handle, model, 0, out, len(out), ctypes.byref(count)))
+        return list(out[: count.value])
+
+    def close(self) -> None:
+        """Frees the manager and every lease of it. Repeatable."""
+        self._check(self._library.manager_destroy(ctypes.byref(self._handle)))
+
+    def __enter__(self) -> ContextCacheManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and handle.value:
+            self._library.manager_destroy(ctypes.byref(handle))
+
+
+def _slots(reservation: HybridSnapshotReservation) -> tuple[int, int]:
+    partial = reservation.partial_kv_slot
+    return (
+        int32("reservation.recurrent_slot", reservation.recurrent_slot),
+        -1 if partial is None else int32("reservation.partial_kv_slot", partial),
+    )
+
+
+def _to_publication(out: _abi.Publication) -> Publication:
+    return Publication(PublishStatus(out.status), out.record or None, out.blocks, bool(out.stale))
