@@ -55,9 +55,14 @@ func BlockDigest(parent Hash128, tokens []int32, media []Hash128, extras *Extras
 }
 
 // digester keeps its buffer between blocks of a chain.
-type digester struct{ buf []byte }
+type digester struct{ buf, extras []byte }
 
 func (d *digester) block(parent Hash128, tokens []int32, media []Hash128, extras *Extras) Hash128 {
+	d.extras = encodeExtras(d.extras[:0], extras)
+	return d.encoded(parent, tokens, media, d.extras)
+}
+
+func (d *digester) encoded(parent Hash128, tokens []int32, media []Hash128, extras []byte) Hash128 {
 	le := binary.LittleEndian
 	b := append(d.buf[:0], domainBlock)
 	b = le.AppendUint64(le.AppendUint64(b, parent.Hi), parent.Lo)
@@ -81,7 +86,7 @@ func (d *digester) block(parent Hash128, tokens []int32, media []Hash128, extras
 			}
 		}
 	}
-	b = encodeExtras(b, extras)
+	b = append(b, extras...)
 	d.buf = b
 	return cut(sha256.Sum256(b))
 }
@@ -131,4 +136,37 @@ func digestPrefix(tokens []int32, pageTokens int, extras []Extras, media []Hash1
 		out = append(out, parent)
 	}
 	return out, parent, nil
+}
+
+// RecordDigests appends the chain of a record's path: one digest for each full
+// block, as FullBlockChain would give for its tokens, and one more for the tail of
+// a checkpoint that is not aligned (C-13). On the keys level these are the
+// caller's own keys. Computed now, from the content, for whoever asks.
+func (m *Manager) RecordDigests(id RecordID, out []Hash128) ([]Hash128, error) {
+	i := m.recordByID(id)
+	if i < 0 {
+		return out, status.New(status.NotFound, "record %d is not resident", id)
+	}
+	r := &m.records[i]
+	cells := make([]int32, r.at, r.at+1)
+	m.fillCells(r.node, r.at, cells)
+	if r.tail >= 0 {
+		cells = append(cells, r.tail)
+	}
+	extras := []byte(m.realms[m.nodes[r.node].realm].name)[1:] // behind the attention byte
+	d, parent := digester{}, ChainRoot
+	for at, c := range cells {
+		words, media := m.content.cell(c), m.content.digests(c)
+		if m.cfg.Identity == Keys {
+			parent = keyOf(words)
+		} else {
+			if at == int(r.at) { // the tail fills a part of its cell
+				n := int(r.exact) % m.cfg.PageTokens
+				words, media = words[:n], media[:min(n, len(media))]
+			}
+			parent = d.encoded(parent, words, media, extras)
+		}
+		out = append(out, parent)
+	}
+	return out, nil
 }

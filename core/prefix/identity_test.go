@@ -245,6 +245,32 @@ func TestC14_PositionsBeyondThePromptAreText(t *testing.T) {
 	wantEqual(t, "hit with media there", h.hit(AcquireRequest{Tokens: append(tok, 1), Media: append(media, Hash128{})}), 8)
 }
 
+func TestC13_ARecordsDigestsAreThoseOfItsTokens(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4, RecurrentSlots: 2, PartialSlots: 2})
+	tok, media := tokens(1, 11), make([]Hash128, 11)
+	media[2], media[3], media[9] = d1, d1, d2
+	e := Extras{Adapter: Adapter{true, d1, 3}, Spans: []MediaSpan{{d1, d2, 3, 4, 5}}}
+	id, _ := h.acquire(AcquireRequest{Mode: Hybrid, Tokens: tok, Media: media, Extras: &e})
+	for _, n := range []int{10, 8} {
+		r := h.checkpoint(id, n)
+		got, err := h.RecordDigests(r.Record, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, _ := FullBlockChain(tok, 4, []Extras{e, e}, media)
+		exact, _ := ExactPrefix(tok[:n], 4, []Extras{e, e, e}[:(n+3)/4], media[:n])
+		wantSlice(t, "digests of the full blocks", got[:2], want)
+		wantEqual(t, "digest of the checkpoint", got[len(got)-1], exact)
+	}
+	k := newHost(t, Config{PageTokens: 4, Identity: Keys})
+	y, _ := k.acquire(AcquireRequest{TokenCount: 9, Keys: []Hash128{d1, d2}})
+	if _, err := k.PublishKeys(y, 2, nil, 8); err != nil {
+		t.Fatal(err)
+	}
+	got, _ := k.RecordDigests(1, nil)
+	wantSlice(t, "keys", got, []Hash128{d1, d2})
+}
+
 func TestOpaqueIdentity_LengthAndTrailingZerosMatter(t *testing.T) {
 	all := map[string]Hash128{"empty": OpaqueIdentity(nil), "zero": OpaqueIdentity([]byte{0}), "two zeros": OpaqueIdentity([]byte{0, 0}),
 		"a": OpaqueIdentity([]byte("a")), "a0": OpaqueIdentity([]byte("a\x00")), "nothing": {}}
