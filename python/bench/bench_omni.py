@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Speed of the omni cache, as ratios taken in one run.
 
-Every figure is taken step by step in turn with what it is compared to, so that a noisy
-machine disturbs both alike; the medians are divided. Where ../shared has the original
+Every figure is taken in turn with what it is compared to, a few steps each, so that a
+noisy machine disturbs both alike; the medians are divided. (Step by step would be worse:
+each would find its code and data pushed out of the caches by the other.) Where ../shared has the original
 manager it is the comparison; a bare memory copy and torch's index_copy_ always are.
 
 usage: bench_omni.py [--check] [--quick] [--threads N]
@@ -36,6 +37,7 @@ from prefixcache import omni as product  # noqa: E402
 BLOCK = 16
 WIDTH = 2048  # bf16: 4 KiB a row
 MiB = 1 << 20
+TURN = 10
 
 
 def load_reference() -> Any:
@@ -134,11 +136,15 @@ def tensors(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def in_turn(n: int, *jobs: Callable[[], float]) -> list[float]:
-    """Medians of the seconds that each job reports, run one after the other n times."""
+    """Medians of the seconds that each job reports; n runs of each, in turns of ten.
+
+    The first run of a turn warms the caches and does not count.
+    """
     taken: list[list[float]] = [[] for _ in jobs]
-    for _ in range(n):
+    for _ in range(max(1, n // TURN)):
         for job, times in zip(jobs, taken, strict=True):
-            times.append(job())
+            job()
+            times += [job() for _ in range(min(n, TURN))]
     return [statistics.median(times) for times in taken]
 
 
@@ -201,7 +207,7 @@ class Stopwatch:
 
 def decode(report: Report, reference: Any, steps: int) -> None:
     for batch, target in ((1, 5), (16, 30), (64, 60), (256, 90)):
-        blocks = (16 + steps + 10) // BLOCK + 2
+        blocks = (2 * steps + 40) // BLOCK + 2
         table = table_of(batch, blocks)
         hidden, mm = tensors(batch * 16)
         engines = [Engine(m, batch * blocks, capacity=batch * 16) for m in (product, reference) if m]
@@ -217,7 +223,7 @@ def decode(report: Report, reference: Any, steps: int) -> None:
 
 def inside_the_library(report: Report, steps: int) -> None:
     batch = 256
-    blocks = (16 + steps + 10) // BLOCK + 2
+    blocks = (2 * steps + 60) // BLOCK + 2
     engine = Engine(product, batch * blocks, capacity=batch * 16)
     hidden, mm = tensors(batch * 16)
     engine.batch([f"r{i}" for i in range(batch)], table_of(batch, blocks), 0)
@@ -290,7 +296,7 @@ def hits(report: Report, reference: Any, rounds: int) -> None:
 
 def pending_reads(report: Report, steps: int) -> None:
     batch, tokens = 64, 4096
-    blocks = (steps + 20) // BLOCK + 2
+    blocks = (2 * steps + 40) // BLOCK + 2
     prefix_blocks = tokens // BLOCK
     hidden, mm = tensors(tokens)
     engines = []
