@@ -123,6 +123,10 @@ func (w *world) acquire() {
 				rec = r
 			}
 		}
+		// Checkpoints of one length may differ in their tails only: any of them will do.
+		if got := w.m.byID(pl.Record); rec != nil && got != nil && got.exact == rec.exact && slices.Equal(got.blocks, rec.blocks) {
+			rec = got
+		}
 	}
 	if (rec == nil) != (pl.Record == 0) || rec != nil && rec.id != uint64(pl.Record) {
 		t.Fatalf("plan names record %d, model %+v", pl.Record, rec)
