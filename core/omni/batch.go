@@ -19,11 +19,13 @@ type batchLayout struct {
 	immediateBytes int64
 	deferredBytes  int64
 
+	device      int // keys whose rows are on a device
 	byCommitter bool
 	charged     int64 // of the budget, until publish hands it to writes
 	page        int
 	handles     []int32 // rows taken for deferred keys, key by key
 	runs        []rows.Run
+	pageOffs    []int64 // device step: byte of the page where each key's rows begin
 
 	// The last batch that was checked: the same one again needs no new look-ups.
 	known    bool
@@ -141,7 +143,7 @@ func (c *Cache) layOut(a *SaveArgs) error {
 // checkRows checks the keys of the step and marks them as carried.
 func (c *Cache) checkRows(a *SaveArgs) error {
 	s := &c.batch
-	s.immediate, s.immediateBytes, s.deferredBytes = 0, 0, 0
+	s.immediate, s.immediateBytes, s.deferredBytes, s.device = 0, 0, 0, 0
 	layout := s.offs[len(s.offs)-1]
 	for i := range a.Rows {
 		r := &a.Rows[i]
@@ -173,6 +175,12 @@ func (c *Cache) checkRows(a *SaveArgs) error {
 			// limit must not depend on mode and size
 			(k.sched == JoinNextStep || r.Dst == nil):
 			return status.New(status.Unmatch, "step has %d rows of key %s to stage, staging capacity is %d", s.n, k.name, c.cfg.StagingCapacity)
+		}
+		if r.Place != OnHost && s.n > 0 {
+			if err := c.checkDeviceRows(r, k); err != nil {
+				return err
+			}
+			s.device++
 		}
 		if k.sched == JoinNextStep {
 			s.immediate += btoi(s.n > 0)

@@ -37,13 +37,15 @@ type Cache struct {
 	written uint64 // every step up to this one is in the mirror
 	staged  int64  // bytes charged to the budget
 
-	reqs  requests
-	hits  hitList // of the step that StepBegin announced
-	steps stepTable
-	pages []pageHolder
-	defs  deferredTable
-	job   jobState
-	batch batchLayout // scratch of Save
+	reqs        requests
+	hits        hitList // of the step that StepBegin announced
+	steps       stepTable
+	pages       []pageHolder
+	devicePages []devicePage // their memory for steps on a device
+	commands    []Command    // scratch of the engine's calls
+	defs        deferredTable
+	job         jobState
+	batch       batchLayout // scratch of Save
 
 	stats Stats
 }
@@ -63,6 +65,7 @@ func New(cfg Config) (*Cache, error) {
 		hidden:      NoKey,
 		byName:      make(map[string]KeyID),
 		pages:       make([]pageHolder, cfg.StagingDepth),
+		devicePages: make([]devicePage, cfg.StagingDepth),
 	}
 	c.granules = cfg.NumBlocks * c.perBlock
 	c.blockBits = log2(cfg.BlockSize)
@@ -130,7 +133,7 @@ func (c *Cache) Free() error {
 	clear(c.byName)
 	c.hits.reset()
 	c.steps.open = c.steps.open[:0]
-	return nil
+	return c.freePages() // last: it gives the lock up
 }
 
 // enter begins an engine call. Caller holds mu and calls leave afterwards.

@@ -59,6 +59,8 @@ type Config struct {
 	// Waiter parks callers. nil: waits fail at once, which is right for one thread
 	// in eager mode.
 	Waiter Waiter
+	// Executor carries out device work. nil: rows have to be on the host.
+	Executor Executor
 	// Preempt, when set, is called without the lock at every place where another
 	// thread may run: around each unlocked part and between its copies. It is for
 	// simulators, which run other calls from it; nil costs a comparison.

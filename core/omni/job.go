@@ -24,15 +24,17 @@ func (k JobKind) String() string {
 
 // Job is a write as plain values: a list of copies into mirrors. Whoever takes it
 // carries the copies out, on any thread and with no lock, and reports with
-// JobDone. Copies is valid until then. Rows that lost their slot before the job
+// JobDone. Commands come first: what has to have happened on the device. Both are
+// valid until JobDone. Rows that lost their slot before the job
 // was taken are not in it (O-5).
 type Job struct {
-	ID      uint64
-	Kind    JobKind
-	Step    uint64 // StepWrite
-	Write   uint64 // DeferredWrite
-	Request uint64 // DeferredWrite
-	Copies  []Copy
+	ID       uint64
+	Kind     JobKind
+	Step     uint64 // StepWrite
+	Write    uint64 // DeferredWrite
+	Request  uint64 // DeferredWrite
+	Commands []Command
+	Copies   []Copy
 
 	write int32
 	fails bool // a test's fail point
@@ -58,6 +60,8 @@ type jobState struct {
 	stepBytes  int64
 	stepCopies []Copy
 	stepTaken  bool
+	stepLands  bool // its page lands first
+	await      [1]Command
 }
 
 // NextJob gives the next write to carry out: a waiting step first, then deferred
@@ -94,6 +98,10 @@ func (c *Cache) takeJob() (Job, bool) {
 	case s.step != 0 && !s.stepTaken:
 		s.stepTaken = true
 		j.Kind, j.Step, j.Copies = StepWrite, s.step, s.stepCopies
+		if s.stepLands {
+			s.await[0] = Command{Kind: AwaitLanded, Page: s.stepPage}
+			j.Commands = s.await[:]
+		}
 	case c.defs.qHead != none:
 		w := c.defs.qHead
 		c.defs.dequeue(w)
@@ -134,7 +142,18 @@ func (c *Cache) appendCopies(dst []Copy, w int32) []Copy {
 	return dst
 }
 
-// RunHost carries a job out on host memory. It holds no lock.
+// Run carries a job out: its commands through the Executor, then its copies. It
+// holds no lock.
+func (c *Cache) Run(j *Job) error {
+	if len(j.Commands) > 0 {
+		if err := c.cfg.Executor.Execute(j.Commands); err != nil {
+			return err
+		}
+	}
+	return c.RunHost(j)
+}
+
+// RunHost carries out the copies of a job on host memory. It holds no lock.
 func (c *Cache) RunHost(j *Job) error {
 	if j.fails {
 		return errFailPoint
@@ -167,7 +186,7 @@ func (c *Cache) finishJob(j *Job, err error) {
 	case StepWrite:
 		c.staged -= s.stepBytes
 		c.releasePage(s.stepPage, pageByWrite)
-		s.step, s.stepTaken, s.stepBytes = 0, false, 0
+		s.step, s.stepTaken, s.stepBytes, s.stepLands = 0, false, 0, false
 		if err == nil {
 			c.written = j.Step
 		} else {
@@ -196,7 +215,7 @@ func (c *Cache) drainInline() error {
 			return c.fatal
 		}
 		var err error
-		c.unlocked(func() { err = c.RunHost(&j) })
+		c.unlocked(func() { err = c.Run(&j) })
 		c.finishJob(&j, err)
 		if c.fatal != nil {
 			return c.fatal
@@ -210,6 +229,6 @@ func (c *Cache) dropPending() {
 	if s := &c.job; s.step != 0 && !s.stepTaken {
 		c.staged -= s.stepBytes
 		c.releasePage(s.stepPage, pageByWrite)
-		s.step, s.stepBytes = 0, 0
+		s.step, s.stepBytes, s.stepLands = 0, 0, false
 	}
 }

@@ -45,6 +45,11 @@ func (c *Cache) Materialize(step uint64, reads []Read) error {
 			return err
 		}
 	}
+	if x.base != nil {
+		if err := c.awaitLanded(x, reads); err != nil {
+			return err
+		}
+	}
 	kept := x.keepsRows()
 	switch {
 	case kept && gathers:
@@ -215,7 +220,7 @@ func (c *Cache) copyNew(x *stepCtx, reads []Read) {
 			continue
 		}
 		k := xk.k
-		page := k.page(x.page, c.cfg.StagingCapacity)
+		page := c.newRows(x, xk)
 		// One copy for requests between hits: their rows are neighbours on both sides.
 		for b, end := r.First, r.First+r.Count; b < end; {
 			e := b + 1

@@ -131,6 +131,9 @@ func (c *Cache) planMixed(x *stepCtx, k *key, p *plan, row, first int64, words [
 		case kindDeferred:
 			h := k.rowOf[first+int64(i)]
 			k.store.meta[h].refs++
+			if c.batch.device > 0 && k.store.meta[h].stamp == uint32(x.id) {
+				x.wait = x.id // a row of this very step: its job brings it
+			}
 			x.addPiece(p.pieces, k, r, h)
 		default:
 			absent++

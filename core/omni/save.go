@@ -16,6 +16,7 @@ import (
 // Without Dst they stay on a staging page until the step is consumed.
 type KeyRows struct {
 	Key      KeyID
+	Place    Place
 	Rows     unsafe.Pointer // may be nil when the step has no rows
 	Stride   int64          // bytes, at least the key's row bytes
 	Dst      unsafe.Pointer
@@ -28,6 +29,7 @@ type SaveArgs struct {
 	Counts   []int64  // new rows of each
 	Slots    []int64  // slot of each new row, in batch order
 	Rows     []KeyRows
+	Stream   uint64 // of the producer, for rows on a device; a number that only the Executor understands
 }
 
 // Save stores a step's rows and returns its id, which Materialize or Discard must
@@ -53,10 +55,18 @@ func (c *Cache) Save(a *SaveArgs) (uint64, error) {
 	if err := c.checkSave(a); err != nil {
 		return 0, err
 	}
+	if c.batch.device > 0 {
+		if err := c.admitRows(a); err != nil {
+			return 0, err
+		}
+	}
 	if err := c.prepare(a); err != nil {
 		return 0, err
 	}
 	x := c.publish(a)
+	if c.batch.device > 0 {
+		return c.writeDevice(a, x)
+	}
 	return c.write(a, x)
 }
 
@@ -69,7 +79,8 @@ func (c *Cache) prepare(a *SaveArgs) (err error) {
 	if err = c.awaitStep(); err != nil {
 		return err
 	}
-	s.byCommitter = c.cfg.Threaded && s.immediate > 0 && (c.cfg.InlineBytes < 0 || s.immediateBytes >= c.cfg.InlineBytes)
+	s.byCommitter = s.device > 0 ||
+		c.cfg.Threaded && s.immediate > 0 && (c.cfg.InlineBytes < 0 || s.immediateBytes >= c.cfg.InlineBytes)
 	// Only what will be held outside the mirror is charged: rows written inline never
 	// are.
 	bytes := s.deferredBytes
@@ -88,7 +99,7 @@ func (c *Cache) prepare(a *SaveArgs) (err error) {
 	}()
 	for i := range a.Rows {
 		k := c.keys[a.Rows[i].Key]
-		if s.n > 0 && (a.Rows[i].Dst == nil || s.byCommitter && k.sched == JoinNextStep) {
+		if s.n > 0 && s.device == 0 && (a.Rows[i].Dst == nil || s.byCommitter && k.sched == JoinNextStep) {
 			if err = c.reserveLanding(k); err != nil {
 				return err
 			}
@@ -114,10 +125,12 @@ func (c *Cache) prepare(a *SaveArgs) (err error) {
 	if s.page, err = c.claimPage(); err != nil {
 		return err
 	}
+	if s.device > 0 {
+		return c.stageDevice(a)
+	}
 	if s.byCommitter {
 		// The step's own page is claimed and nobody knows of it yet, so a copy that
-		// fails here can still be undone. This is where rows on a device will be
-		// copied to the page on a stream, with an event that the job then carries.
+		// fails here can still be undone.
 		c.unlocked(func() { c.stage(a) })
 		if c.closed {
 			c.releasePage(s.page, pageByStep)

@@ -39,6 +39,11 @@ func (c *Cache) Stats() Stats {
 	s.PendingWrites = c.pendingWrites()
 	s.StagedBytes = c.staged
 	s.Keys = len(c.visible)
+	for _, p := range c.devicePages {
+		if p.mem != nil {
+			s.ReservedBytes += p.mem.Size()
+		}
+	}
 	for _, k := range c.keys {
 		s.PendingReads += k.readers
 		s.ReservedBytes += k.reserved()

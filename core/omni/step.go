@@ -3,6 +3,7 @@ package omni
 import (
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"libprefixcache/core/rows"
 	"libprefixcache/core/status"
@@ -20,7 +21,7 @@ type stepCtx struct {
 	offs   []int64 // batch+1 entries, in the layout of results: its hit rows, then its new rows
 	hits   []ctxHit
 	keys   []ctxKey
-	wait   uint64 // newest step whose rows a plan reads from the mirror
+	wait   uint64 // newest step that has to be written before plans are read
 
 	plans    []plan
 	spans    []rows.Span
@@ -29,6 +30,10 @@ type stepCtx struct {
 	overlays []overlay
 
 	plansClosed bool
+
+	// Of a step with rows on a device: the memory of its page.
+	base  unsafe.Pointer
+	await [1]Command
 }
 
 // ctxHit is a hit whose request is in the batch of the step.
@@ -47,6 +52,15 @@ type ctxKey struct {
 	segs            []*rows.Memory // k.store's, as they were when the lock was given up
 	kept            bool           // new rows are on the staging page, not yet with the caller
 	plans, plansEnd int32
+	off             int64 // on the page of a device step
+}
+
+// newRows is where the step's rows of a key are while its page is held.
+func (c *Cache) newRows(x *stepCtx, xk *ctxKey) unsafe.Pointer {
+	if x.base != nil {
+		return unsafe.Add(x.base, xk.off)
+	}
+	return xk.k.page(x.page, c.cfg.StagingCapacity)
 }
 
 // newRow is the row, in the layout of results, where request b's new rows begin.
@@ -73,7 +87,7 @@ func (t *stepTable) get() *stepCtx {
 
 // put makes a context free again.
 func (t *stepTable) put(x *stepCtx) {
-	x.id, x.page, x.wait, x.plansClosed = 0, -1, 0, false
+	x.id, x.page, x.wait, x.plansClosed, x.base = 0, -1, 0, false, nil
 	x.starts, x.offs, x.hits, x.keys = x.starts[:0], x.offs[:0], x.hits[:0], x.keys[:0]
 	x.plans, x.spans, x.pieces, x.readers, x.overlays = x.plans[:0], x.spans[:0], x.pieces[:0], x.readers[:0], x.overlays[:0]
 	t.free = append(t.free, x.index)
