@@ -6,18 +6,21 @@ package main
 import "C"
 
 import (
+	"math"
 	"runtime"
 	"sync"
 	"unsafe"
 
 	"libprefixcache/core/omni"
 	"libprefixcache/core/status"
+	"libprefixcache/gpu"
 )
 
 // omniCache is what a handle of an omni cache stands for.
 type omniCache struct {
 	cache     *omni.Cache
-	committer sync.WaitGroup // the background thread, when there is one
+	device    *omniDevice
+	committer *gpu.Committer // the background thread, or nil
 
 	// engine serialises the engine's calls, which the header says must not
 	// overlap, and with that guards the scratch below: it lets a call cross
@@ -48,6 +51,8 @@ func (o *omniCache) lockEngine() *status.Error {
 // do not compile when the C and the Go layout differ.
 const (
 	_ = -(unsafe.Sizeof(C.pc_omni_rows{}) ^ unsafe.Sizeof(omni.KeyRows{}))
+	_ = -(unsafe.Offsetof(C.pc_omni_rows{}.flags) ^ unsafe.Offsetof(omni.KeyRows{}.Place))
+	_ = -(C.PC_OMNI_ON_DEVICE ^ omni.OnDevice)
 	_ = -(unsafe.Sizeof(C.pc_omni_read{}) ^ unsafe.Sizeof(omni.Read{}))
 	_ = -(unsafe.Sizeof(C.pc_omni_slot_state{}) ^ unsafe.Sizeof(omni.SlotState{}))
 )
@@ -73,7 +78,7 @@ func pcgo_omni_create(options *C.pc_omni_options, cache *C.pc_handle) (st C.pc_s
 		}
 	}
 	threaded := options.flags&C.PC_OMNI_EAGER == 0
-	c, err := omni.New(omni.Config{
+	o, err := newOmni(omni.Config{
 		NumBlocks:       int64(options.num_blocks),
 		BlockSize:       int64(options.block_size),
 		BudgetBytes:     int64(options.staging_bytes),
@@ -82,37 +87,72 @@ func pcgo_omni_create(options *C.pc_omni_options, cache *C.pc_handle) (st C.pc_s
 		Timeout:         int64(options.claim_timeout_ns),
 		CopyChunkBytes:  int64(options.copy_chunk_bytes),
 		Threaded:        threaded,
-		Waiter:          &waiter{},
 	})
 	if err != nil {
 		return fail(err)
 	}
-	o := &omniCache{cache: c}
 	h, herr := handles.add(kindOmni, o)
 	if herr != nil {
-		c.Shutdown()
-		_ = c.Free()
+		_ = o.close()
 		return fail(herr)
-	}
-	if threaded {
-		o.committer.Add(1)
-		go o.commit()
 	}
 	*cache = C.pc_handle(h)
 	return C.PC_OK
 }
 
-// commit carries out the writes that core decided on, until shutdown.
-func (o *omniCache) commit() {
-	defer o.committer.Done()
-	runtime.LockOSThread()
-	for {
-		job, ok := o.cache.AwaitJob()
-		if !ok {
-			return
-		}
-		o.cache.JobDone(&job, o.runJob(&job))
+// newOmni makes a cache with what it stands on: a clock and places to sleep, a
+// device that is opened when rows are on one, and the thread that writes.
+func newOmni(cfg omni.Config) (*omniCache, error) {
+	if cfg.StagingDepth == 0 {
+		cfg.StagingDepth = omni.DefaultStagingDepth
 	}
+	cfg.Waiter = &waiter{}
+	o := &omniCache{device: &omniDevice{}}
+	cfg.Executor = o.device
+	var err error
+	if o.cache, err = omni.New(cfg); err != nil {
+		return nil, err
+	}
+	o.device.landed = make([]gpu.Event, cfg.StagingDepth)
+	if cfg.Threaded {
+		// Bound to no device: there may never be one. runJob binds the thread when
+		// the first job has to wait for one.
+		if o.committer, err = gpu.StartCommitter[omni.Job](gpu.NewHost(), o.cache, o.runJob); err != nil {
+			return nil, err
+		}
+	}
+	return o, nil
+}
+
+// close stops the cache and gives everything back. No call is inside.
+func (o *omniCache) close() (err error) {
+	o.cache.Shutdown()
+	if o.committer != nil {
+		o.committer.Stop(math.MaxInt64) // what it waits for may still be written to
+	}
+	if o.device.dev == nil {
+		return o.cache.Free()
+	}
+	// On a thread of its own: the caller's may have another context, or be a
+	// finalizer's. It ends with the goroutine, and the context it got with it.
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		err = o.closeDevice()
+	}()
+	<-done
+	return err
+}
+
+func (o *omniCache) closeDevice() error {
+	err := twice(o.device.dev.Bind)
+	for _, step := range [...]func() error{o.device.quiesce, o.cache.Free, o.device.close} {
+		if e := step(); err == nil {
+			err = e
+		}
+	}
+	return err
 }
 
 // runJob turns a panic into a failed write: the loop never ends because of one.
@@ -123,7 +163,12 @@ func (o *omniCache) runJob(job *omni.Job) (err error) {
 			err = status.New(status.Internal, "internal error: %v (%s)", r, panicPlace())
 		}
 	}()
-	return o.cache.RunHost(job)
+	if len(job.Commands) > 0 {
+		if err := o.device.bind(); err != nil {
+			return err
+		}
+	}
+	return o.cache.Run(job)
 }
 
 //export pcgo_omni_shutdown
@@ -159,10 +204,7 @@ func pcgo_omni_destroy(cache *C.pc_handle) (st C.pc_status) {
 		logLine(C.PC_LOG_ERROR, "an omni cache that an internal error left unusable was destroyed; its memory is not returned")
 		return C.PC_OK
 	}
-	o := object.(*omniCache)
-	o.cache.Shutdown()
-	o.committer.Wait()
-	return fail(o.cache.Free())
+	return fail(object.(*omniCache).close())
 }
 
 //export pcgo_omni_set_policy
@@ -293,8 +335,8 @@ func pcgo_omni_save(cache C.pc_handle, args *C.pc_omni_save_args) (st C.pc_statu
 		return fail(err)
 	}
 	for i := range in {
-		if err := reserved("args.rows.reserved0", uint64(in[i].reserved0)); err != nil {
-			return fail(err)
+		if in[i].flags&^C.PC_OMNI_ON_DEVICE != 0 {
+			return failNew(status.Unsupported, "args.rows[%d].flags: %#x, expected PC_OMNI_ON_DEVICE or 0", i, uint32(in[i].flags))
 		}
 		if in[i].dst == nil && in[i].dst_bytes != 0 {
 			return failNew(status.InvalidArgument, "args.rows[%d].dst: null with dst_bytes %d, expected an address, or 0 bytes", i, uint64(in[i].dst_bytes))
@@ -308,7 +350,7 @@ func pcgo_omni_save(cache C.pc_handle, args *C.pc_omni_save_args) (st C.pc_statu
 		return fail(err)
 	}
 	defer o.engine.Unlock()
-	o.save = omni.SaveArgs{Requests: requests, Counts: counts, Slots: slots, Rows: rows}
+	o.save = omni.SaveArgs{Requests: requests, Counts: counts, Slots: slots, Rows: rows, Stream: uint64(args.stream)}
 	step, serr := o.cache.Save(&o.save)
 	o.save = omni.SaveArgs{}
 	if serr != nil {

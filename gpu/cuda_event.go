@@ -76,13 +76,19 @@ func (d *CUDA) Done(e Event) (bool, error) {
 	if e == 0 {
 		return false, nullEvent("query")
 	}
+	d.adopt()
 	return ready("cuEventQuery", eventQuery(e), uintptr(e))
 }
+
+// adopt makes the context current on a thread that has none. An event knows its own
+// context, so one that is current already may be any; but some calls want one.
+func (d *CUDA) adopt() { _ = d.admitThread("adopt") }
 
 func (d *CUDA) Await(e Event) error {
 	if e == 0 {
 		return nullEvent("await")
 	}
+	d.adopt()
 	if code := eventWait(e); code != 0 {
 		return cudaError("cuEventSynchronize", code, "event %#x", uintptr(e))
 	}

@@ -310,10 +310,18 @@ PC_API pc_status pc_omni_step_begin(pc_handle cache, const uint64_t *finished, s
  *
  * and pc_omni_materialize fills in the hit rows. When dst is null the rows stay
  * in the library until the step is consumed.
+ *
+ * With PC_OMNI_ON_DEVICE, rows is an address in the memory of a CUDA device; dst
+ * must be null (results are host memory, which pc_omni_materialize fills). See
+ * pc_omni_save for streams. A step may have keys of both kinds.
  */
+enum {
+    PC_OMNI_ON_DEVICE = 1u /* pc_omni_rows.flags: rows is a device address */
+};
+
 typedef struct pc_omni_rows {
     uint32_t key;       /* from pc_omni_open_key */
-    uint32_t reserved0; /* 0 */
+    uint32_t flags;     /* PC_OMNI_ON_DEVICE or 0 */
     const void *rows;   /* num_tokens rows */
     int64_t row_stride; /* bytes between rows, >= row_bytes */
     void *dst;          /* see above, or null */
@@ -341,7 +349,26 @@ typedef struct pc_omni_save_args {
  * Slots of keys that this step does not carry become absent for their new owner.
  * Waits, bounded by the claim timeout, for the former step's writes, for memory
  * under staging_bytes and for a staging slot; never for this step's producer.
- * Returns PC_OK, PC_ERROR_BAD_HANDLE, PC_ERROR_INVALID_ARGUMENT,
+ *
+ * Rows on a device: the call enqueues one device copy per key on `stream`, where
+ * the rows were produced, and one copy of the whole step to pinned memory on a
+ * stream of the cache, behind an event. Neither the calling thread nor `stream`
+ * waits for that copy (PC_OMNI_EAGER: the thread does). So work enqueued on
+ * `stream` afterwards may overwrite or free the rows; work of another stream has to
+ * be ordered behind `stream` first. The number of driver calls does not depend on
+ * the number of requests.
+ *
+ * The first such call opens the device: in the CUDA context that is current on its
+ * thread, or that of `stream` when there is none. Later ones must have the same
+ * context or none. All of this is checked before anything is enqueued:
+ * PC_ERROR_INVALID_ARGUMENT for a stream of another context and for rows that are
+ * not memory of this device, PC_ERROR_WRONG_STATE for a stream that is being
+ * captured into a graph (save outside the capture: replay, then save).
+ * PC_ERROR_DEVICE when a driver call fails: this save left no trace and may be
+ * tried again. A copy that fails after the save returned is a failed write, which
+ * is sticky; its text has the CUDA error name.
+ *
+ * Returns PC_OK, PC_ERROR_BAD_HANDLE, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE,
  * PC_ERROR_UNSUPPORTED, PC_ERROR_UNMATCH ("slot mapping covers", "staging
  * capacity is", "write failed", "did not reach done", "shut down"),
  * PC_ERROR_STAGING_TIMEOUT ("unconsumed step contexts"), PC_ERROR_OUT_OF_MEMORY,
@@ -361,7 +388,8 @@ typedef struct pc_omni_read {
 
 /*
  * Consume a step and fill destinations: the hit rows of every request named, and
- * its new rows unless save already put them at a dst. With num_reads 0 the step
+ * its new rows unless save already put them at a dst. For rows that came from a
+ * device it waits for that step's copy, and for no later one. With num_reads 0 the step
  * is consumed and failures are reported. The step id is used up even when an
  * error is returned (except PC_ERROR_BAD_HANDLE and an unknown step).
  * Returns PC_OK, PC_ERROR_BAD_HANDLE, PC_ERROR_INVALID_ARGUMENT,

@@ -42,7 +42,7 @@ class NewRequest(ctypes.Structure):
 class Rows(ctypes.Structure):
     _fields_ = [
         ("key", u32),
-        ("reserved0", u32),
+        ("flags", u32),
         ("rows", ctypes.c_void_p),
         ("row_stride", i64),
         ("dst", ctypes.c_void_p),

@@ -389,9 +389,9 @@ def break_save(step, what):
     if what == "dst overlaps rows":
         r.dst = r.rows + ROW
         return "overlap"
-    if what == "reserved0":
-        r.reserved0 = 1
-        return "reserved"
+    if what == "row flags":
+        r.flags = 2
+        return "flags"
     if what == "flags":
         a.flags = 1
         return "flags"
@@ -408,7 +408,7 @@ BROKEN = [
     "requests null", "counts null", "slots null", "rows null", "num_slots negative", "num_requests huge",
     "num_rows huge", "slot negative", "slot too large", "count negative", "count huge", "unknown key", "no data",
     "stride short", "stride negative", "stride overflows", "dst short", "dst long", "dst bytes without dst",
-    "dst overlaps rows", "reserved0", "flags", "reserved", "struct_size",
+    "dst overlaps rows", "row flags", "flags", "reserved", "struct_size",
 ]  # fmt: skip
 
 
@@ -776,7 +776,9 @@ def test_only_the_abi_is_exported():
 def test_linking():
     dynamic = subprocess.run(["readelf", "-dW", str(LIBRARY)], capture_output=True, text=True, check=True).stdout
     needed = [line.split("[")[1].split("]")[0] for line in dynamic.splitlines() if "(NEEDED)" in line]
-    assert all(n.startswith(("libc.so", "libpthread.so", "libdl.so", "ld-linux", "libresolv.so")) for n in needed), needed
+    assert all(n.startswith(("libc.so", "libpthread.so", "libdl.so", "ld-linux", "libresolv.so")) for n in needed), (
+        needed
+    )
     assert "libprefixcache.so.0" in dynamic and "NOW" in dynamic
     segments = subprocess.run(["readelf", "-lW", str(LIBRARY)], capture_output=True, text=True, check=True).stdout
     tls = [line for line in segments.splitlines() if line.strip().startswith("TLS")]

@@ -1,0 +1,230 @@
+package main
+
+import (
+	"libprefixcache/core/omni"
+	"libprefixcache/core/status"
+	"libprefixcache/gpu"
+)
+
+// omniDevice carries out the commands of an omni cache whose rows are on a GPU. It
+// is opened by the first step that has such rows, in the context of the thread that
+// saves it; a cache that never sees one never touches a driver.
+//
+// Engine calls do not overlap, so everything but the landed events has one user at a
+// time. A landed event is made before its page is published and freed after the
+// cache is quiet, which is what lets any thread wait for it.
+type omniDevice struct {
+	dev    gpu.Device
+	copies gpu.Stream // the cache's own: nobody else waits for its work
+
+	frozen      gpu.Addr // one step's rows as they were when it was saved
+	frozenBytes int64
+	marked      gpu.Event // after the freeze, on the producer's stream
+	landed      []gpu.Event
+
+	// The producer's stream of a list that failed and could not be waited for: its
+	// copies may still write to frozen memory.
+	loose   bool
+	looseOn gpu.Stream
+
+	regions []gpu.Region
+	bound   bool // the committer's thread; nobody else looks
+}
+
+// Execute implements omni.Executor.
+func (d *omniDevice) Execute(list []omni.Command) error {
+	if list[0].Kind == omni.AwaitLanded { // any thread: not one word of d is written
+		return d.dev.Await(d.landed[list[0].Page])
+	}
+	if list[0].Kind == omni.CheckRows {
+		return d.check(list)
+	}
+	if err := d.settle(); err != nil {
+		return err
+	}
+	for i := range list {
+		if err := d.exec(&list[i]); err != nil {
+			if list[0].Kind == omni.ReserveFrozen {
+				d.loose, d.looseOn = true, gpu.Stream(list[0].Stream)
+				_ = d.settle() // what fails again is tried before anything else begins
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// settle waits until no copy of a failed list is under way.
+func (d *omniDevice) settle() error {
+	if !d.loose {
+		return nil
+	}
+	if err := d.dev.Drain(d.looseOn); err != nil {
+		return err
+	}
+	if err := d.dev.Drain(d.copies); err != nil {
+		return err
+	}
+	d.loose = false
+	return nil
+}
+
+// check has every address of a step looked at, with the stream, before the first
+// call that enqueues.
+func (d *omniDevice) check(list []omni.Command) error {
+	stream := gpu.Stream(list[0].Stream)
+	if err := d.open(stream); err != nil {
+		return err
+	}
+	d.regions = d.regions[:0]
+	for i := range list {
+		c := &list[i]
+		d.regions = append(d.regions, gpu.Region{Name: c.Name, Addr: c.Src, Bytes: (c.Rows-1)*c.Stride + c.RowBytes, Place: gpu.OnDevice})
+	}
+	return d.dev.Check(stream, d.regions)
+}
+
+func (d *omniDevice) exec(c *omni.Command) (err error) {
+	stream := gpu.Stream(c.Stream)
+	switch c.Kind {
+	case omni.PinPage:
+		if d.landed[c.Page], err = d.dev.NewEvent(0); err != nil {
+			return err
+		}
+		if err = d.dev.Register(c.Host, c.Bytes); err != nil {
+			d.freeEvent(&d.landed[c.Page])
+		}
+	case omni.UnpinPage:
+		if err = twice(func() error { return d.dev.Unregister(c.Host) }); err == nil {
+			d.freeEvent(&d.landed[c.Page])
+		}
+	case omni.ReserveFrozen:
+		err = d.reserve(stream, c.Bytes)
+	case omni.FreezeRows:
+		dst := d.frozen + gpu.Addr(c.Offset)
+		if c.Stride == c.RowBytes {
+			return d.dev.CopyOnDevice(stream, dst, gpu.Addr(c.Src), c.Rows*c.RowBytes)
+		}
+		return d.dev.CopyRows(stream, &gpu.Copy2D{Dst: dst, DstPitch: c.RowBytes, Src: gpu.Addr(c.Src), SrcPitch: c.Stride, Width: c.RowBytes, Height: c.Rows})
+	case omni.RecordFrozen:
+		return d.dev.Record(d.marked, stream)
+	case omni.WaitFrozen:
+		return d.dev.WaitEvent(d.copies, d.marked)
+	case omni.LandPage:
+		return d.dev.CopyToHost(d.copies, c.Host, d.frozen, c.Bytes)
+	case omni.RecordLanded:
+		return d.dev.Record(d.landed[c.Page], d.copies)
+	default:
+		err = status.New(status.Internal, "omni device: unexpected command %v", c.Kind)
+	}
+	return err
+}
+
+// reserve makes frozen memory for a step. Every former step has landed, so the
+// memory is at rest; it comes from stream and is freed on the copy stream, which
+// waits for whatever was frozen in it.
+func (d *omniDevice) reserve(stream gpu.Stream, bytes int64) error {
+	if bytes <= d.frozenBytes {
+		return nil
+	}
+	if d.frozen != 0 {
+		if err := twice(func() error { return d.dev.Free(d.copies, d.frozen) }); err != nil {
+			return err
+		}
+		d.frozen, d.frozenBytes = 0, 0
+	}
+	size := int64(minFrozenBytes)
+	for size < bytes {
+		size *= 2
+	}
+	a, err := d.dev.Alloc(stream, size)
+	if err != nil {
+		return err
+	}
+	d.frozen, d.frozenBytes = a, size
+	return nil
+}
+
+const minFrozenBytes = 64 << 10
+
+// open adopts the context of the thread that saves, once.
+func (d *omniDevice) open(stream gpu.Stream) (err error) {
+	if d.dev != nil {
+		return nil
+	}
+	dev, err := gpu.OpenCUDA(stream)
+	if err != nil {
+		return err
+	}
+	copies, err := dev.NewStream(gpu.NonBlocking)
+	if err == nil {
+		if d.marked, err = dev.NewEvent(0); err == nil {
+			d.dev, d.copies = dev, copies
+			return nil
+		}
+		_ = twice(func() error { return dev.FreeStream(copies) })
+	}
+	_ = twice(dev.Close)
+	return err
+}
+
+// bind prepares the committer's thread before it waits for the first time.
+func (d *omniDevice) bind() error {
+	if d.bound {
+		return nil
+	}
+	err := d.dev.Bind()
+	d.bound = err == nil
+	return err
+}
+
+// close gives back what open and the steps took; the cache's pages are unpinned
+// already, and no call runs.
+func (d *omniDevice) close() (err error) {
+	if d.dev == nil {
+		return nil
+	}
+	first := func(e error) {
+		if err == nil {
+			err = e
+		}
+	}
+	first(twice(func() error { return d.dev.Drain(d.copies) }))
+	if d.frozen != 0 {
+		first(twice(func() error { return d.dev.Free(d.copies, d.frozen) }))
+	}
+	for i := range d.landed {
+		d.freeEvent(&d.landed[i])
+	}
+	d.freeEvent(&d.marked)
+	first(twice(func() error { return d.dev.FreeStream(d.copies) }))
+	first(twice(d.dev.Close))
+	return err
+}
+
+func (d *omniDevice) freeEvent(e *gpu.Event) {
+	if *e != 0 {
+		_ = twice(func() error { return d.dev.FreeEvent(*e) })
+		*e = 0
+	}
+}
+
+// twice tries to give something back a second time: a driver call may report the
+// failure of work enqueued long before, and have done nothing.
+func twice(release func() error) error {
+	if err := release(); err == nil {
+		return nil
+	}
+	return release()
+}
+
+// quiesce waits for copies that nobody waited for: of a step that shutdown dropped.
+// Pages may be unpinned afterwards.
+func (d *omniDevice) quiesce() error {
+	if d.dev == nil {
+		return nil
+	}
+	return twice(func() error { return d.dev.Drain(d.copies) })
+}
+
+var _ omni.Executor = (*omniDevice)(nil)
