@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -234,5 +235,63 @@ func BenchmarkCold(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// BenchmarkTail is the ratio of the 99.9th percentile of each operation to its
+// median, over requests of one size on a full cache. Each run does the same, so
+// the least of three takes out what else ran on the machine.
+func BenchmarkTail(b *testing.B) {
+	const page, n, rounds = 32, 2048, 40000
+	names := []string{"acquire", "publish", "grow", "append", "publish-end", "release"}
+	run := func() [6][]time.Duration {
+		m := fresh(b, Config{PageTokens: page, BasePages: 20000, MaxRecords: DefaultMaxRecords})
+		r := rand.New(rand.NewPCG(1, 1))
+		stem := counting(n)
+		prompt, block := make([]int32, n), counting(page)
+		var d [6][]time.Duration
+		for k := range rounds + 1000 {
+			share := r.IntN(n)
+			copy(prompt, stem[:share])
+			for i := share; i < n; i++ {
+				prompt[i] = int32(r.IntN(1 << 20))
+			}
+			var t [7]time.Time
+			t[0] = time.Now()
+			id := first(m.Acquire(&AcquireRequest{Tokens: prompt})).Lease
+			t[1] = time.Now()
+			first(m.Publish(id, n))
+			t[2] = time.Now()
+			first(m.Grow(id, 1, 0))
+			t[3] = time.Now()
+			m.Append(id, block)
+			t[4] = time.Now()
+			first(m.Publish(id, n+page))
+			t[5] = time.Now()
+			m.Release(id)
+			t[6] = time.Now()
+			if k < 1000 { // until the cache is full
+				continue
+			}
+			for i := range d {
+				d[i] = append(d[i], t[i+1].Sub(t[i]))
+			}
+		}
+		return d
+	}
+	for b.Loop() {
+		d := run()
+		for range 2 {
+			for i, o := range run() {
+				for k := range o {
+					d[i][k] = min(d[i][k], o[k])
+				}
+			}
+		}
+		for i, name := range names {
+			p50, p999 := quantile(d[i], 0.5), quantile(d[i], 0.999)
+			b.ReportMetric(float64(p50), name+"-p50-ns")
+			b.ReportMetric(float64(p999)/float64(p50), name+"-p99.9/p50")
+		}
 	}
 }
