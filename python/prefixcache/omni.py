@@ -132,7 +132,7 @@ class OmniPrefixCacheManager:
         self._enter()
         try:
             if finished or arrivals:
-                self._begin_with(finished or (), arrivals or ())
+                self._begin_with(finished or (), list(arrivals or ()))
             else:
                 self._cache.begin()
                 self._hits = {}

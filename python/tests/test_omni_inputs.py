@@ -158,6 +158,56 @@ def test_requests_without_a_count_have_none(host):
     assert out.hidden_states["Z"].shape == (0, 6)
 
 
+def test_a_step_without_tokens_still_gives_the_prefix_of_cached_keys(host):
+    host.arrive("A", [0])
+    host.go({"A": 4}, ("k",))
+    host.arrive("H", [0, 1], hit=4)
+    host.begin({"H": 0})
+    out = host.read(host.save({"k": torch.empty(0, 6), "new": torch.empty(0, 6)}, hidden=torch.empty(0, 6)), "H")
+    assert out.hidden_states is None
+    assert same(out.mm_outputs["k"]["H"], rows("A", 0, 4, "k"))
+    assert out.mm_outputs["new"]["H"].shape == (0, 6)
+    host.begin({})
+    out = host.read(host.save({"k": torch.empty(0, 6)}, hidden=None))
+    assert out.mm_outputs["k"] == {}
+
+
+def test_arrivals_and_finishes_may_be_any_iterables(host):
+    host.arrive("A", [0])
+    host.go({"A": 4})
+    host.arrive("B", [0, 1], hit=4)
+    arrivals, host._arrivals = iter(host._arrivals), []
+    output = SimpleNamespace(num_scheduled_tokens={"B": 1}, scheduled_new_reqs=arrivals, finished_req_ids=iter(["A"]))
+    host.manager.new_step_starts(output)
+    host.scheduled = {"B": 1}
+    assert same(host.read(host.save(), "B").hidden_states["B"][:4], rows("A", 0, 4))
+    assert host.manager.stats()["live_requests"] == 1
+
+
+def test_a_batch_with_one_request_twice_is_refused(host):
+    host.arrive("A", [0])
+    host.begin({"A": 1})
+    host.view.batch = ["A", "A"]
+    with pytest.raises(PrefixCacheError, match="req A"):
+        host.manager.save_outputs(torch.zeros(2, 6), None, num_tokens_unpadded=2, num_tokens_padded=2)
+
+
+def test_a_negative_count_is_refused(host):
+    host.arrive("A", [0])
+    host.arrive("B", [1])
+    host.begin({"A": 3, "B": -1})
+    host.view.batch = ["A", "B"]
+    host.view.step_slots_cpu = lambda *_: torch.arange(2)
+    with pytest.raises(PrefixCacheError, match="-1"):
+        host.manager.save_outputs(torch.zeros(2, 6), None, num_tokens_unpadded=2, num_tokens_padded=2)
+
+
+def test_ids_asked_for_may_be_any_sequence(host):
+    host.arrive("A", [0])
+    step = host.run({"A": 1})
+    assert same(host.manager.materialize(step, ("A",)).hidden_states["A"], rows("A", 0, 1))
+
+
 def test_requests_that_no_output_announced_are_served(host):
     host.view.tables["A"], host.view.computed["A"] = [0], 0
     assert same(host.go({"A": 3}).hidden_states["A"], rows("A", 0, 3))
