@@ -449,7 +449,7 @@ enum {
 
 typedef struct pc_omni_slot_state {
     uint32_t state;   /* PC_OMNI_ABSENT .. */
-    uint32_t version; /* claims of this (slot, key), modulo 2^32 */
+    uint32_t version; /* claims of this (slot, key), modulo 2^26 */
     uint64_t owner;   /* write number while in transit, else 0 */
 } pc_omni_slot_state;
 
