@@ -140,7 +140,7 @@ func (m *Manager) fill(i int32, req *AcquireRequest, f *found) {
 	l.history = f.n
 	m.write(l, at, f.src.words[at:], media, runs)
 	l.matched = int32(pl.Matched / m.cfg.PageTokens)
-	l.settled = l.matched
+	l.settled = max(l.matched, f.match.at) // the cursor relies on all that matched
 	if m.cfg.Identity == Keys {
 		l.keyed = int32(len(req.Keys))
 	}

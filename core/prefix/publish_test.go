@@ -66,6 +66,33 @@ func TestC55_KeysMustAgreeWithWhatWasMatched(t *testing.T) {
 	}
 }
 
+func TestC55_KeysThatOnlyTheBaseSideMatchedAreSettledToo(t *testing.T) {
+	k := newHost(t, Config{PageTokens: 4, DraftPages: 16, RecurrentSlots: 2, Identity: Keys})
+	key := []Hash128{{0, 1}, {0, 2}, {0, 3}}
+	v, _ := k.acquire(AcquireRequest{Keys: key, TokenCount: 13})
+	if _, err := k.PublishKeys(v, 0, key, 12); err != nil {
+		t.Fatal(err)
+	}
+	other := []Hash128{{0, 1}, {0, 2}, {0, 9}}
+	for _, mode := range []Mode{Spec, Hybrid} { // no draft path, no checkpoint: nothing is reused
+		id, p := k.acquire(AcquireRequest{Mode: mode, Keys: key, TokenCount: 13})
+		wantEqual(t, "reuse", p.Reuse, 0)
+		slots := Reservation{-1, -1}
+		if mode == Hybrid {
+			slots, _, _ = k.Reserve(id, false)
+		}
+		k.refused(status.InvalidArgument, "another key for a block of the prompt", func() (err error) {
+			if mode == Hybrid {
+				_, err = k.PublishHybridKeys(id, 0, other, Checkpoint{12, other[2]}, slots)
+			} else {
+				_, err = k.PublishKeys(id, 0, other, 12)
+			}
+			return err
+		})
+	}
+	wantEqual(t, "hit", plan(t, k, AcquireRequest{Keys: other, TokenCount: 13}).Reuse, 8)
+}
+
 func TestC56_DraftUpgrade(t *testing.T) {
 	h := newHost(t, Config{PageTokens: 4, DraftPages: 16})
 	base := h.run(AcquireRequest{Tokens: tokens(1, 12)})
