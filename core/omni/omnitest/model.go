@@ -1,4 +1,6 @@
-package omni
+package omnitest
+
+import "libprefixcache/core/omni"
 
 // model is what the cache must do, without any of how: for each key the row of
 // each slot, or none. It knows nothing of schedules, steps in flight, budgets or
@@ -20,7 +22,7 @@ func newModel(blockSize int64, wants bool) *model {
 		steps: map[uint64]map[string][]string{}, missing: map[uint64]map[uint64]bool{}}
 }
 
-func (m *model) begin(finished []uint64, arrivals []NewRequest) (accepted []bool) {
+func (m *model) begin(finished []uint64, arrivals []omni.NewRequest) (accepted []bool) {
 	for _, q := range finished {
 		delete(m.live, q)
 	}
@@ -97,7 +99,7 @@ func (m *model) save(step uint64, reqs []uint64, counts, slots []int64, keys []m
 	}
 	for _, q := range reqs {
 		for _, s := range m.hits[q] {
-			if _, ok := m.rows[HiddenKey][s]; m.wants && !ok {
+			if _, ok := m.rows[omni.HiddenKey][s]; m.wants && !ok {
 				missing[q] = true
 			}
 		}
