@@ -18,11 +18,33 @@ func plan(t testing.TB, h *host, req AcquireRequest) Plan {
 	return p
 }
 
-func TestC44_C45_SomethingIsExecutedAndPagesAddUp(t *testing.T) {
+func TestC44_SomethingIsAlwaysExecuted(t *testing.T) {
+	everyPlan(t, func(req AcquireRequest, n int, p Plan) {
+		if n > 0 && p.Reuse >= n || p.Reuse > p.Matched || p.BoundBase != p.Reuse/4 {
+			t.Errorf("mode %d, %d tokens: %+v", req.Mode, n, p)
+		}
+		if req.Policy == Bypass && n > 0 && (p.Kind != NoReusablePrefix || p.Matched != 0 || p.Reason != ReasonBypass) {
+			t.Errorf("bypass: %+v", p)
+		}
+	})
+}
+
+func TestC45_BoundAndDemandedPagesAddUp(t *testing.T) {
+	everyPlan(t, func(req AcquireRequest, n int, p Plan) {
+		pages, draft := (n+3)/4, p.BoundDraft+p.Demand[DraftPages]
+		if p.BoundBase+p.Demand[BasePages] != pages || req.Mode == Spec && draft != pages || req.Mode != Spec && draft != 0 {
+			t.Errorf("mode %d, %d tokens: %+v, want %d pages", req.Mode, n, p, pages)
+		}
+	})
+}
+
+// everyPlan visits plans for prompts of every length, mode and policy over a
+// cache of all kinds of prefixes of one text, at 4 tokens a page.
+func everyPlan(t *testing.T, visit func(req AcquireRequest, n int, p Plan)) {
 	r := rand.New(rand.NewPCG(1, 1))
 	h := newHost(t, Config{PageTokens: 4, BasePages: 400, DraftPages: 400, RecurrentSlots: 40, PartialSlots: 40})
 	tok := tokens(1, 40)
-	for range 30 { // a cache of all kinds of prefixes of one text
+	for range 30 {
 		n := 1 + r.IntN(39)
 		if n >= 4 {
 			h.run(spec(tok[:n]))
@@ -34,18 +56,8 @@ func TestC44_C45_SomethingIsExecutedAndPagesAddUp(t *testing.T) {
 	for n := range 41 {
 		for _, mode := range []Mode{Vanilla, Hybrid, Spec} {
 			for _, policy := range []LookupPolicy{UseCache, Bypass} {
-				p := plan(t, h, AcquireRequest{Mode: mode, Policy: policy, Tokens: tok[:n]})
-				if n > 0 && p.Reuse >= n || p.Reuse > p.Matched || p.BoundBase != p.Reuse/4 {
-					t.Errorf("mode %d, %d tokens: %+v (C-44)", mode, n, p)
-				}
-				pages := (n + 3) / 4
-				draft := p.BoundDraft + p.Demand[DraftPages]
-				if p.BoundBase+p.Demand[BasePages] != pages || mode == Spec && draft != pages || mode != Spec && draft != 0 {
-					t.Errorf("mode %d, %d tokens: %+v, want %d pages (C-45)", mode, n, p, pages)
-				}
-				if policy == Bypass && n > 0 && (p.Kind != NoReusablePrefix || p.Matched != 0 || p.Reason != ReasonBypass) {
-					t.Errorf("bypass: %+v", p)
-				}
+				req := AcquireRequest{Mode: mode, Policy: policy, Tokens: tok[:n]}
+				visit(req, n, plan(t, h, req))
 			}
 		}
 		p := plan(t, h, AcquireRequest{Mode: Hybrid, NoAttention: true, Tokens: tok[:n]})

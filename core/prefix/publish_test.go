@@ -227,7 +227,7 @@ func TestC60_TheResultNamesWhatIsThere(t *testing.T) {
 	wantEqual(t, "result of one block", h.publish(id, 7), PublishResult{Published, 2, 1, false})
 }
 
-func TestC61_C62_HybridPublicationAndRetirement(t *testing.T) {
+func TestC62_AfterPublishAndRetireTheSlotIsCachedOnly(t *testing.T) {
 	h := hybridHost(t)
 	tok := tokens(1, 11)
 	id, _ := h.acquire(hybrid(tok))
@@ -280,7 +280,7 @@ func TestC61_C62_HybridPublicationAndRetirement(t *testing.T) {
 	wantEqual(t, "free partial slots", h.Free(PartialSlots), 7)
 }
 
-func TestC61_ReservationEvictsOrSaysNone(t *testing.T) {
+func TestReserve_EvictsOrSaysNone(t *testing.T) {
 	h := newHost(t, Config{PageTokens: 4, RecurrentSlots: 2, PartialSlots: 1})
 	id, _ := h.acquire(hybrid(tokens(1, 11)))
 	a := h.checkpoint(id, 11).Record
@@ -396,8 +396,7 @@ func TestC66_ReclaimedCountsOnlyWhatWasFreedThen(t *testing.T) {
 	wantEqual(t, "reclaimed", h.Counters().Reclaimed, [4]uint64{2, 2, 1, 1})
 }
 
-func TestC67_C71_StructuralInvariantsHoldAndAreChecked(t *testing.T) {
-	// That they hold is TestRandomRunAgainstModel. Here: Check notices when not.
+func TestCheck_NoticesEveryKindOfDamage(t *testing.T) {
 	build := func() *host {
 		h := &host{t, nil}
 		m, err := New(Config{PageTokens: 4, BasePages: 16, DraftPages: 16, RecurrentSlots: 2, PartialSlots: 2, MaxRecords: 9})
@@ -441,4 +440,15 @@ func TestC67_C71_StructuralInvariantsHoldAndAreChecked(t *testing.T) {
 			t.Errorf("Check did not notice: %s", what)
 		}
 	}
+}
+
+func TestC61_WhetherTheSnapshotWasWrittenIsTheCallersBusiness(t *testing.T) {
+	h := hybridHost(t)
+	id, _ := h.acquire(hybrid(tokens(1, 8)))
+	slots, _, _ := h.Reserve(id, false)
+	r, err := h.PublishHybrid(id, 8, slots) // the manager knows no device
+	if err != nil || r.Status != Published {
+		t.Errorf("publication: %+v %v", r, err)
+	}
+	wantEqual(t, "restart", h.hit(hybrid(tokens(1, 9))), 8)
 }
