@@ -49,12 +49,22 @@ func enterContext(h C.pc_handle) (*contextCache, *entry, *status.Error) {
 	}
 	x := e.object.(*contextCache)
 	x.mu.Lock()
+	for _, t := range x.tables { // a step changes rows that others may be reading
+		if t != nil {
+			t.mu.Lock()
+		}
+	}
 	return x, e, nil
 }
 
-// leaveContext is deferred after guard, so it runs first.
+// leave is deferred after guard, so it runs first.
 func (x *contextCache) leave() {
 	x.active.Store(int64(x.c.Active()))
+	for _, t := range x.tables {
+		if t != nil {
+			t.mu.Unlock()
+		}
+	}
 	x.mu.Unlock()
 }
 

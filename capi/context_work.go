@@ -89,10 +89,7 @@ func (x *contextCache) carryOut(h coordinator.Handle, work *C.pc_work) C.pc_stat
 func (x *contextCache) exec(h coordinator.Handle, c *coordinator.Command) error {
 	switch c.Kind {
 	case coordinator.CmdWaitUpload, coordinator.CmdUploadRows, coordinator.CmdRecordUpload:
-		t := x.tables[c.Cache]
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		return t.exec(c, x.stream)
+		return x.tables[c.Cache].exec(c, x.stream)
 	case coordinator.CmdUploadMapping:
 		p := x.fillPayload(h, payloadMapping, x.c.CompactionMapping())
 		dst := x.deviceMapping[h&0xffff]

@@ -1326,8 +1326,8 @@ PC_API pc_status pc_context_prepare_prefill(pc_handle context, pc_handle request
  */
 PC_API pc_status pc_context_capture_prefill(pc_handle context, pc_handle request, pc_work *work);
 
-/* What one step did to each sequence, in slot order. Token arrays of all
- * sequences lie one after the other. */
+/* What one step did to each sequence, in the order of the batch. Token arrays of
+ * all sequences lie one after the other. */
 typedef struct pc_advance {
     uint32_t struct_size;         /* in: sizeof(pc_advance) */
     uint32_t num_sequences;       /* the active batch */
@@ -1335,7 +1335,7 @@ typedef struct pc_advance {
     const int64_t *token_offsets; /* num_sequences + 1 entries */
     const int32_t *committed;     /* tokens of each sequence whose KV is in the base cache */
     const int32_t *common;        /* EAGLE: in both caches; else null */
-    const int32_t *publish;       /* complete_decode: slots that are done and may be published; else null */
+    const int32_t *publish; /* complete_decode: places in the batch that are done and may be published; else null */
     uint64_t num_publish;
     uint64_t reserved[2];
 } pc_advance;
@@ -1354,7 +1354,8 @@ PC_API pc_status pc_context_finalize_prefill(pc_handle context, pc_handle reques
 /*
  * Make room for the next step and upload the rows that grew.
  *   base_headroom, draft_headroom  tokens that the step may write beyond the committed ones;
- *                                  0: the number given at creation
+ *                                  0: 1 and none, for EAGLE verify_size and drafting_step *
+ *                                  drafting_top_k
  *   work                           out: none
  * Returns PC_OK, PC_REQUEST_FAILED (no pages, or a row is full: only finish and
  * abandon are legal now), PC_ERROR_WRONG_STATE, PC_ERROR_INVALID_ARGUMENT,
@@ -1375,7 +1376,8 @@ PC_API pc_status pc_context_complete_decode(pc_handle context, pc_handle request
                                             pc_work *work);
 
 /*
- * Validate the mapping and upload it. Survivors keep their order.
+ * Validate the mapping and upload it. Survivors keep their order. Only for the one
+ * live request, in slots 0, 1, 2, ... : state moves in place.
  *   old_to_new, count  new slot of each active one, or -1; new slots appear in order 0, 1, 2, ...
  *   new_batch          survivors
  *   device_mapping     address of `count` int32 that receive the mapping; must stay
@@ -1397,7 +1399,7 @@ PC_API pc_status pc_context_compact(pc_handle context, pc_handle request, pc_wor
  * End a request normally, in any phase. The handle is stale once the step is
  * complete. A zero handle is legal.
  *   work  out: SYNCHRONIZE when work may be in flight
- * Returns PC_OK, PC_POISONED, PC_ERROR_WRONG_STATE (work outstanding).
+ * Returns PC_OK, PC_POISONED, PC_ERROR_BUSY (a report is due).
  */
 PC_API pc_status pc_context_finish(pc_handle context, pc_handle request, pc_work *work);
 
