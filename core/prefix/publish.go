@@ -90,6 +90,7 @@ func (m *Manager) settleKeys(l *lease, first int, keys []Hash128, c int32) error
 		if at >= l.settled && at < c {
 			copy(m.content.cell(l.cells[at]), keyWords(keys[i:i+1]))
 			l.keyed = max(l.keyed, at+1)
+			l.miss.known = false // its hash may have been that of another key
 		}
 	}
 	return nil

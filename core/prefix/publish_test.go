@@ -93,6 +93,28 @@ func TestC55_KeysThatOnlyTheBaseSideMatchedAreSettledToo(t *testing.T) {
 	wantEqual(t, "hit", plan(t, k, AcquireRequest{Keys: other, TokenCount: 13}).Reuse, 8)
 }
 
+func TestC55_KeysThatNothingMatchedMayStillChange(t *testing.T) {
+	k := newHost(t, Config{PageTokens: 4, Identity: Keys})
+	id, _ := k.acquire(AcquireRequest{Keys: []Hash128{{0, 1}, {0, 2}}, TokenCount: 9})
+	k.runKey(Hash128{7, 7}) // a second child of the root, so that the table is used
+	want := []Hash128{{0, 5}, {0, 6}}
+	if _, err := k.PublishKeys(id, 0, want, 8); err != nil {
+		t.Fatal(err)
+	}
+	wantEqual(t, "hit with the keys of the prompt", plan(t, k, AcquireRequest{Keys: []Hash128{{0, 1}, {0, 2}}, TokenCount: 9}).Reuse, 0)
+	wantEqual(t, "hit with the keys that were published", plan(t, k, AcquireRequest{Keys: want, TokenCount: 9}).Reuse, 8)
+}
+
+// runKey publishes one block by its key.
+func (h *host) runKey(key Hash128) {
+	h.Helper()
+	id, _ := h.acquire(AcquireRequest{Keys: []Hash128{key}, TokenCount: h.cfg.PageTokens})
+	if _, err := h.PublishKeys(id, 1, nil, h.cfg.PageTokens); err != nil {
+		h.Fatal(err)
+	}
+	h.release(id)
+}
+
 func TestC56_DraftUpgrade(t *testing.T) {
 	h := newHost(t, Config{PageTokens: 4, DraftPages: 16})
 	base := h.run(AcquireRequest{Tokens: tokens(1, 12)})
