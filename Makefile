@@ -40,14 +40,19 @@ $(LIB): $(GO_SOURCES) $(CUDA_STUB)
 	@rm -f $(BUILD)/libprefixcache.h
 	@ln -sf libprefixcache.so $(BUILD)/libprefixcache.so.$(SOVERSION)
 
-run: $(BUILD)/python $(LIB) ## replay a trace and check every row (TRACE=file.jsonl, RUN_ARGS=...)
-	@scripts/run.sh $(if $(TRACE),--trace $(TRACE)) $(RUN_ARGS)
+# The replay and the benchmark of the context cache: C++ hosts that load the library.
+$(BUILD)/%_context: cpp_tests/%_context.cpp cpp_tests/trace.hpp include/prefixcache.h $(wildcard include/prefixcache/*.hpp)
+	@mkdir -p $(BUILD)
+	$(CXX) -std=c++17 -O2 -Wall -Wextra -Iinclude $< -ldl -o $@
+
+run: $(BUILD)/python $(LIB) $(BUILD)/replay_context ## replay a trace and check every row (TRACE=file.jsonl, RUN_ARGS=..., CONTEXT_ARGS=...)
+	@CONTEXT_ARGS="$(CONTEXT_ARGS)" scripts/run.sh $(if $(TRACE),--trace $(TRACE)) $(RUN_ARGS)
 
 test: $(BUILD)/python $(LIB) $(CUDA_SIM) ## all tests: Go, Python, C++
 	@$(PYTHON) scripts/run_tests.py
 
-bench: $(BUILD)/python $(LIB) ## the speed figures, as ratios taken in one run
-	@scripts/bench.sh
+bench: $(BUILD)/python $(LIB) $(BUILD)/bench_context ## the speed figures, as ratios taken in one run (TRACE=file.jsonl)
+	@TRACE="$(TRACE)" scripts/bench.sh
 
 lint: $(BUILD)/python ## gofmt, vet, staticcheck, clang-format, ruff (pinned versions)
 	@scripts/lint.sh

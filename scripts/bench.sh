@@ -6,6 +6,8 @@ PYTHON=${PYTHON:-$(cat build/python)}
 status=0
 echo "== omni cache, through Python =="
 PYTHONPATH=python "$PYTHON" python/bench/bench_omni.py --check || status=1
+echo "== context cache, through the C interface =="
+PREFIXCACHE_LIBRARY=$PWD/build/libprefixcache.so build/bench_context --check ${TRACE:+--trace "$TRACE"} || status=1
 echo "== row kernels =="
 go test ./core/rows -run '^$' -bench . -benchtime 0.2s || status=1
 exit $status

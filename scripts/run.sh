@@ -16,4 +16,7 @@ fi
 status=0
 echo "== omni cache: the scheduler, the drop-in, and every row checked =="
 PYTHONPATH=python "$PYTHON" -m prefixcache.replay "$@" || status=1
+echo "== context cache: the C++ coordinator, and every reused page checked =="
+# shellcheck disable=SC2086 # options, not one argument
+PREFIXCACHE_LIBRARY=$PWD/build/libprefixcache.so build/replay_context ${trace:+--trace "$trace"} ${CONTEXT_ARGS:-} || status=1
 exit $status
