@@ -45,7 +45,8 @@ type modelLease struct {
 	dep       int
 	rec, part int32
 	reserved  []Reservation
-	keyed     int // blocks whose keys the manager has
+	keyed     int // keys level: blocks whose keys the manager has
+	settled   int // and those that can no longer change
 	stale     bool
 }
 

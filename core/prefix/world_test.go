@@ -171,7 +171,14 @@ func (w *world) acquire() {
 	w.evict(victims)
 	w.m.touch(rec)
 	l.id, l.matched, l.dep, l.rec, l.part = got.Lease, want.matched/P, want.dep, want.rec, want.part
-	l.keyed = len(req.Keys)
+	l.keyed, l.settled = len(req.Keys), want.found
+	for _, r := range w.m.recs { // blocks without pages can match too
+		for at, b := range r.blocks {
+			if at < len(l.pos)/P && b == l.prefix((at+1)*P) {
+				l.settled = max(l.settled, at+1)
+			}
+		}
+	}
 	w.adopt(l, want.bound)
 	w.leases = append(w.leases, l)
 	w.seen[fmt.Sprintf("acquire-%d-%s", req.Mode, pl.Reason)]++
@@ -186,6 +193,16 @@ func (w *world) keys(l *modelLease, n int) (keys []Hash128) {
 		keys = append(keys, OpaqueIdentity([]byte(l.prefix((i+1)*w.m.cfg.PageTokens))))
 	}
 	return
+}
+
+// rekey gives a block that is not settled another key, now and then.
+func (w *world) rekey(l *modelLease) {
+	P := w.m.cfg.PageTokens
+	if blocks := len(l.pos) / P; blocks > l.settled && w.r.IntN(4) == 0 {
+		b := l.settled + w.r.IntN(blocks-l.settled)
+		l.pos[b*P+w.r.IntN(P)] = fmt.Sprintf("t%d", w.r.IntN(3))
+		l.keyed = min(l.keyed, b)
+	}
 }
 
 // adopt reads a lease's pages from the manager: the old ones must be the same,
@@ -268,11 +285,12 @@ func (w *world) publish(l *modelLease) {
 	var got PublishResult
 	var err error
 	if w.m.cfg.Identity == Keys {
+		w.rekey(l)
 		keys := w.keys(l, len(l.pos)/P)
 		first := w.r.IntN(min(len(keys), l.keyed) + 1)
 		got, err = w.mgr.PublishKeys(l.id, first, keys[first:], resident)
 		if err == nil {
-			l.keyed = max(l.keyed, c)
+			l.keyed, l.settled = max(l.keyed, c), max(l.settled, c)
 		}
 	} else {
 		got, err = w.mgr.Publish(l.id, resident)
@@ -343,10 +361,11 @@ func (w *world) publishHybrid(l *modelLease) {
 	}
 	var got PublishResult
 	if w.m.cfg.Identity == Keys {
+		w.rekey(l)
 		keys := w.keys(l, L/P)
 		first := w.r.IntN(min(len(keys), l.keyed) + 1)
 		got, err = w.mgr.PublishHybridKeys(l.id, first, keys[first:], Checkpoint{L, OpaqueIdentity([]byte(l.prefix(L)))}, slots)
-		l.keyed = max(l.keyed, L/P)
+		l.keyed, l.settled = max(l.keyed, L/P), max(l.settled, L/P)
 	} else {
 		got, err = w.mgr.PublishHybrid(l.id, L, slots)
 	}
