@@ -53,7 +53,7 @@ class OmniCache:
 
     def begin(self) -> None:
         """A step in which nothing finishes or arrives."""
-        status = self.library.omni_step_begin(self.handle, 0, 0, 0, 0, 0)
+        status = self.library.omni_step_begin(self.handle, None, 0, None, 0, None)
         if status != OK:
             raise self._error(status)
 
@@ -135,7 +135,7 @@ class OmniCache:
         stats = _ffi.OmniStats()
         stats.struct_size = ctypes.sizeof(stats)
         self._check(self.library.omni_get_stats(self.handle, stats))
-        return {name: getattr(stats, name) for name, _ in stats._fields_[2:]}
+        return {name: getattr(stats, name) for name in _ffi.OMNI_STATS}
 
     def _check(self, status: int) -> None:
         if status != OK:

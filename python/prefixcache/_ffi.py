@@ -54,41 +54,37 @@ class OmniOptions(ctypes.Structure):
     )
 
 
+OMNI_STATS = (
+    "steps_saved",
+    "steps_materialized",
+    "steps_discarded",
+    "rows_saved",
+    "saved_bytes",
+    "hits",
+    "hit_tokens",
+    "gathered_bytes",
+    "preserved_bytes",
+    "absent_rows",
+    "displaced_rows",
+    "deferred_writes",
+    "flushes",
+    "staging_waits",
+    "failed_writes",
+    "live_requests",
+    "unconsumed_steps",
+    "pending_writes",
+    "pending_reads",
+    "staged_bytes",
+    "staged_bytes_peak",
+    "reserved_bytes",
+    "keys",
+)
+
+
 class OmniStats(ctypes.Structure):
     """pc_omni_stats."""
 
-    _fields_ = (
-        ("struct_size", c_uint32),
-        ("reserved0", c_uint32),
-        *(
-            (name, c_uint64)
-            for name in (
-                "steps_saved",
-                "steps_materialized",
-                "steps_discarded",
-                "rows_saved",
-                "saved_bytes",
-                "hits",
-                "hit_tokens",
-                "gathered_bytes",
-                "preserved_bytes",
-                "absent_rows",
-                "displaced_rows",
-                "deferred_writes",
-                "flushes",
-                "staging_waits",
-                "failed_writes",
-                "live_requests",
-                "unconsumed_steps",
-                "pending_writes",
-                "pending_reads",
-                "staged_bytes",
-                "staged_bytes_peak",
-                "reserved_bytes",
-                "keys",
-            )
-        ),
-    )
+    _fields_ = (("struct_size", c_uint32), ("reserved0", c_uint32), *((name, c_uint64) for name in OMNI_STATS))
 
 
 class BufferStats(ctypes.Structure):

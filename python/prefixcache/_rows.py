@@ -69,7 +69,9 @@ class Key:
         "plan",
         "row_bytes",
         "row_shape",
-        "seen",
+        "seen_padded",
+        "seen_shape",
+        "seen_tokens",
         "visible",
     )
 
@@ -81,8 +83,9 @@ class Key:
         self.row_bytes = row_bytes
         # Set by the first save that carries the key; its shape is fixed from then on.
         self.visible = False
-        # What match accepted last: (tokens, padded, shape).
-        self.seen: tuple[int, int, torch.Size] | None = None
+        # What match accepted last; in decode it comes again and again.
+        self.seen_shape: torch.Size | None = None
+        self.seen_tokens = self.seen_padded = -1
         # The plan that buffer_shape and buffer_bytes were worked out for.
         self.plan: RowPlan | None = None
         self.buffer_shape: tuple[int, ...] = ()
@@ -117,25 +120,26 @@ class KeyTable:
         (with one warning for a name).
         """
         key = self._keys.get(name)
-        if key is not None and key.seen is not None and type(value) is torch.Tensor:
-            tokens, padding, shape = key.seen
-            if (
-                value.shape == shape
-                and tokens == num_tokens
-                and padding == padded
-                and value.dtype is key.dtype
-                and value.layout is torch.strided
-            ):
-                return key
+        if (
+            key is not None
+            and type(value) is torch.Tensor
+            and value.shape == key.seen_shape
+            and key.seen_tokens == num_tokens
+            and key.seen_padded == padded
+            and value.dtype is key.dtype
+            and value.layout is torch.strided
+        ):
+            return key
         if not is_step_rows(value, num_tokens, padded):
             return None
-        fits = key is not None and key.dtype is value.dtype and key.row_shape == value.shape[1:]
-        if num_tokens == 0 and not (fits and key.visible):
-            return None
-        if not fits:
+        if key is None or key.dtype is not value.dtype or key.row_shape != value.shape[1:]:
+            if num_tokens == 0:
+                return None
             key = self._open(name, value, _ffi.JOIN_ON_FINISH if deferred else _ffi.JOIN_NEXT_STEP, key)
+        elif num_tokens == 0 and not key.visible:
+            return None
         if key is not None:
-            key.seen = (num_tokens, padded, value.shape)
+            key.seen_shape, key.seen_tokens, key.seen_padded = value.shape, num_tokens, padded
         return key
 
     def _open(self, name: str, tensor: torch.Tensor, schedule: int, former: Key | None) -> Key | None:

@@ -22,13 +22,14 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from operator import index
 from typing import Any, Protocol
 
 import torch
 
 from prefixcache._batch import BatchLayout, RowPlan
-from prefixcache._buffers import ARENA_BYTES, allocate
+from prefixcache._buffers import allocate
 from prefixcache._cache import Arrival, OmniCache
 from prefixcache._config import HIDDEN_KEY, ModelCachePolicy, PrefixCacheConfig, StageCacheOutputs
 from prefixcache._device import default_eager
@@ -39,8 +40,8 @@ from prefixcache._errors import (
     PrefixCacheError,
 )
 from prefixcache._inputs import hit_blocks, slot_array
-from prefixcache._leftovers import replicate
-from prefixcache._rows import Key, KeyTable, is_step_rows, locate
+from prefixcache._outputs import place_rows, sort_outputs
+from prefixcache._rows import Key, KeyTable
 from prefixcache._step import StepContext
 
 __all__ = [
@@ -53,6 +54,10 @@ __all__ = [
     "PrefixCacheConfig",
     "StageCacheOutputs",
 ]
+
+
+# Views of inference tensors are made in two thirds of the time; one request needs none.
+_NORMAL_MODE = nullcontext()
 
 
 class GroupView(Protocol):
@@ -199,9 +204,12 @@ class OmniPrefixCacheManager:
             layout = self._batch_layout()
             context = StepContext(layout, layout.plan(self._hits))
             slots = slot_array(self._view.step_slots_cpu(layout.ids, layout.scheduled), n) if n else None
-            # Rows that had to be made contiguous live in `owners` until the library has read them.
-            owners = self._sort_outputs(context, hidden_states, mm_outputs or {}, n, padded)
-            step = self._cache.save(layout, 0 if slots is None else slots.data_ptr(), n, len(context.keys))
+            wanted = hidden_states if n and self._policy.needs_full_hidden_states else None
+            sources = sort_outputs(context, self._keys, self._policy, wanted, mm_outputs or {}, n, padded)
+            # `owners` keeps copies of rows that were not in order until the library has read them.
+            with self._inference if layout.num_requests > 1 else _NORMAL_MODE:
+                owners = place_rows(context, self._cache, sources, n, keep_large=not self._eager)
+            step = self._cache.save(layout, 0 if slots is None else slots.data_ptr(), n, len(sources))
             del owners
             for key in context.keys:
                 key.visible = True
@@ -227,61 +235,6 @@ class OmniPrefixCacheManager:
         counts = {r: int(self._scheduled.get(r, 0)) for r in ids}
         self._layout = layout = BatchLayout(ids, counts, [numbers[r] for r in ids])
         return layout
-
-    def _sort_outputs(
-        self, context: StepContext, hidden: torch.Tensor | None, mm: dict[str, Any], n: int, padded: int
-    ) -> list[torch.Tensor]:
-        """Put rows into the coming save and leftovers into the context.
-
-        Returns the tensors that own the rows.
-        """
-        owners: list[torch.Tensor] = []
-        leftovers: list[tuple[str, Any]] = []
-        policy, keys = self._policy, self._keys
-        with self._inference:
-            if n and hidden is not None and policy.needs_full_hidden_states:
-                rows = hidden.shape[0] if hidden.dim() >= 2 else 0
-                if rows < n:
-                    raise OmniPrefixCacheUnmatchError(f"hidden_states has {rows} rows, need {n}")
-                key = keys.match(HIDDEN_KEY, hidden, n, rows, False)
-                if key is None:
-                    context.foreign_hidden = hidden[:n]
-                else:
-                    owners.append(self._put(context, key, hidden, n))
-            for name, value in mm.items():
-                if name == HIDDEN_KEY:
-                    continue  # the name is reserved; such an output is dropped
-                key = keys.match(name, value, n, padded, name in policy.deferred_keys)
-                if key is None:
-                    leftovers.append((name, value))
-                else:
-                    owners.append(self._put(context, key, value, n))
-        if context.foreign_hidden is not None:
-            context.foreign_hidden = replicate("hidden_states", context.foreign_hidden)
-        for name, value in leftovers:
-            # Rows that were not cached for their kind go by the spans too, without padding.
-            rows = value[:n] if is_step_rows(value, n, padded) else value
-            context.leftovers[name] = replicate(name, rows)
-        return owners
-
-    def _put(self, context: StepContext, key: Key, tensor: torch.Tensor, n: int) -> torch.Tensor:
-        """One key of the coming save, with the buffer of its results."""
-        if key.plan is not context.plan:
-            key.fit(context.plan)
-        owner, address, stride = locate(key.name, tensor, n, key.row_bytes)
-        nbytes = key.buffer_bytes
-        # Small rows go to the result at once. Without the eager mode large ones stay in
-        # the library, so that the engine does not pay for the copy.
-        if self._eager or nbytes < ARENA_BYTES:
-            buffer = allocate(self._cache.library, key.buffer_shape, key.dtype, nbytes)
-            self._cache.put_rows(len(context.keys), key.number, address, stride, buffer.data_ptr(), nbytes)
-            context.buffers.append(buffer)
-        else:
-            self._cache.put_rows(len(context.keys), key.number, address, stride, 0, 0)
-            context.buffers.append(None)
-            context.incomplete = True
-        context.keys.append(key)
-        return owner
 
     # ---------------------------------------------------------------- any thread
 
