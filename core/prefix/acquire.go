@@ -168,6 +168,8 @@ func (m *Manager) fits(f *found, draft []int32) bool {
 
 // inactive counts the base pages that pinning the path down to p would activate.
 func (m *Manager) inactive(p place) (pages int) {
+	// A pinned node may lie below an unpinned one: a lease does not own canonical
+	// pages of another producer above its own (C-58). So every node is asked.
 	if p.at == 0 {
 		return 0
 	}
@@ -231,6 +233,7 @@ func (m *Manager) Grow(id LeaseID, base, draft int) (bool, error) {
 	if draft > 0 {
 		l.draft = m.draft.take(draft, l.draft)
 	}
+	// Tokens that arrived before their pages move in now.
 	if early := l.early; len(early) > 0 {
 		l.early = early[:0]
 		m.write(l, l.history-len(early), early, nil, nil)

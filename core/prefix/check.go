@@ -36,7 +36,7 @@ func (c *checker) fail(format string, args ...any) {
 	}
 }
 
-// place notes what a cell is used for; every cell has one use.
+// use notes what a cell is used for; every cell has one use.
 func (c *checker) use(cell, what int32) {
 	if cell < 0 || int(cell) >= len(c.cached) {
 		c.fail("cell %d does not exist", cell)
@@ -131,6 +131,8 @@ func (c *checker) index() {
 	}
 }
 
+// subtree checks one node and what is below: links, the list of records, the
+// newest draft, and that siblings differ in their first block (C-22).
 func (c *checker) subtree(id int32, indexed, attached *int) {
 	m := c.m
 	x := &m.nodes[id]

@@ -33,6 +33,7 @@ func (c *checker) basePool() {
 	}
 }
 
+// draftPool rebuilds the forest's counts from its path ends (C-27, C-68).
 func (c *checker) draftPool() {
 	m := c.m
 	d := &m.draft
@@ -82,6 +83,7 @@ func (c *checker) draftPool() {
 	}
 }
 
+// slots recounts the snapshot slots, which do have counts of their own (C-68, C-70).
 func (c *checker) slots() {
 	m := c.m
 	for k, p := range [...]*slotPool{&m.recurrent, &m.partial} {

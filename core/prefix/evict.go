@@ -28,6 +28,7 @@ func (m *Manager) evictFor(d Demand, spare int32) {
 func (m *Manager) evict(i int32) {
 	r := &m.records[i]
 	n := &m.counters
+	// The mark goes first: everything below looks at what marks are left.
 	m.order.Remove(i)
 	m.unmark(i)
 	if r.recurrent >= 0 {
@@ -66,6 +67,8 @@ func (m *Manager) trim(id int32) int {
 		if x.isRoot() || x.child >= 0 {
 			break
 		}
+		// A leaf is covered as far as its deepest record. Deeper nodes are gone by
+		// now, so what one record dies of is looked at once, from its end upwards.
 		keep, cell := x.start, int32(-1)
 		if x.deep >= 0 {
 			keep, cell = m.records[x.deep].at, m.records[x.deep].cell
@@ -88,7 +91,7 @@ func (m *Manager) trim(id int32) int {
 			gone = tail
 			x.last, x.end = cell, keep
 			x.gen++ // places behind keep mean nothing any more
-		case x.pins > 0:
+		case x.pins > 0: // unmapped although active (C-65)
 			m.detach(id)
 		default:
 			m.detach(id)

@@ -26,6 +26,7 @@ func (m *Manager) Reserve(id LeaseID, needPartial bool) (Reservation, bool, erro
 	if needPartial {
 		d[PartialSlots] = 1
 	}
+	// Both pools are judged before either gives anything (C-18).
 	if !m.recurrent.canHold(0, 1) || !m.partial.canHold(0, d[PartialSlots]) {
 		return none, false, nil
 	}
@@ -151,6 +152,7 @@ func (m *Manager) PublishHybridKeys(id LeaseID, first int, keys []Hash128, at Ch
 	if at.Length%p == 0 && len(keys) > 0 && keys[len(keys)-1] != at.Digest {
 		return PublishResult{}, status.New(status.InvalidArgument, "digest of the aligned length %d differs from the key of block %d", at.Length, c-1)
 	}
+	// A pure recurrent lease has no pages to run out of; its content grows here.
 	if !l.attention {
 		m.takeCells(l, max(0, c-len(l.cells)))
 	}
@@ -185,6 +187,8 @@ func (m *Manager) publishHybrid(l *lease, length int, slots Reservation, digest 
 		m.counters.StalePublishes++
 		return PublishResult{Status: Published, Blocks: int(c), Stale: true}
 	}
+	// What lies behind the full blocks is compared too, so the record keeps a copy:
+	// the page it is in belongs to the producer, who goes on writing to it.
 	tail := int32(-1)
 	if length%p != 0 {
 		tail = m.takeShadow()
@@ -192,6 +196,7 @@ func (m *Manager) publishHybrid(l *lease, length int, slots Reservation, digest 
 	}
 	at := m.index(l, c)
 	if i := m.recordAt(at, int32(length), tail); i >= 0 {
+		// The slots stay with the lease until it retires them.
 		if tail >= 0 {
 			m.putShadowCell(tail)
 		}

@@ -6,12 +6,15 @@ package prefix
 func (m *Manager) index(l *lease, c int32) place {
 	p := l.cursor
 	if !m.settle(&p) {
-		p = m.anchor(l)
+		p = m.anchor(l) // eviction took what the cursor knew
 	}
+	// From here on compare the lease's own cells: what another sequence has
+	// published meanwhile is found, and blocks of the lease itself equal by id.
 	src := source{cells: l.cells, miss: l.miss}
 	l.cursor = m.descend(p, &src, max(c, p.at), nil)
 	p = l.cursor
 	if p.at > c {
+		// Asked for less than is known to be there: only the end moves.
 		p.at = c
 		m.climb(&p)
 		p.cell = m.cellAt(l, p)
@@ -94,6 +97,8 @@ func (m *Manager) insert(l *lease, p place, c int32, src *source) place {
 	}
 	s := l.segs[k]
 	if s.bottom >= 0 {
+		// Pages in a node, and yet not in the index: the node was detached. It
+		// may be shared, so it comes back as it is (C-52).
 		return m.reattach(s, p, c, src)
 	}
 	end := min(c, s.end)
@@ -119,7 +124,7 @@ func (m *Manager) insert(l *lease, p place, c int32, src *source) place {
 		x.first, x.last, x.start, x.end = first, last, p.at, end
 		x.pins, x.shadow = 1, !l.attention
 		if before != nil {
-			x.up = p.node
+			x.up = p.node // one run with the nodes above; otherwise a run of its own
 		}
 		m.attach(node, p.node, m.hashSource(p.node, src, p.at))
 	}
@@ -179,7 +184,9 @@ func (m *Manager) reattach(s segment, p place, c int32, src *source) place {
 	return place{n, x.end, x.last, x.gen}
 }
 
-// chainCell is the cell of a node's block, counted from its start.
+// chainCell is the cell of a node's block, counted from its start. It walks; it is
+// needed only when a detached node is cut, which takes an eviction under a running
+// request and a publication of another length after it.
 func (m *Manager) chainCell(id, skip int32) int32 {
 	cell := m.nodes[id].first
 	for range skip {

@@ -100,6 +100,7 @@ func (m *Manager) pinNode(x *node) {
 
 // unpinSegment gives up the nodes of a segment, lowest first.
 func (m *Manager) unpinSegment(s segment) {
+	// The walk needs up of a node after that node may have been freed.
 	for n, top := s.bottom, false; !top; {
 		x := &m.nodes[n]
 		up := x.up

@@ -11,10 +11,10 @@ func (m *Manager) planHybrid(f *found, req *AcquireRequest) {
 		for i := m.nodes[at.node].deep; i >= 0; i = m.records[i].above {
 			r := &m.records[i]
 			if r.at > reach || r.exact == 0 || !m.tailMatches(r, f, req) {
-				continue
+				continue // ends deeper than the match, is no checkpoint, or differs behind its blocks
 			}
 			if int(r.exact) >= f.n {
-				long = true
+				long = true // all of the prompt: nothing would be left to execute (C-44)
 				continue
 			}
 			if f.splitsMedia(int(r.exact)) { // D-4

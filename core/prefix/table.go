@@ -19,6 +19,8 @@ func (t *table) init(nodes int) {
 	}
 }
 
+// insert keeps the table at most half full; it doubles, so growth is rare and
+// over once the index has reached its size.
 func (t *table) insert(nodes []node, id int32) {
 	if 2*(t.used+1) > len(t.slot) {
 		old := t.slot
@@ -42,6 +44,7 @@ func (t *table) place(nodes []node, id int32) {
 	t.slot[i] = id
 }
 
+// find returns the slot of a node that is in the table.
 func (t *table) find(nodes []node, id int32) uint64 {
 	mask := uint64(len(t.slot) - 1)
 	i := nodes[id].hash & mask
@@ -58,6 +61,8 @@ func (t *table) replace(nodes []node, old, new int32) { t.slot[t.find(nodes, old
 func (t *table) remove(nodes []node, id int32) {
 	mask := uint64(len(t.slot) - 1)
 	hole := t.find(nodes, id)
+	// Close the hole with a later entry of the same cluster, and go on from there,
+	// until an empty slot ends the cluster: no tombstones are left behind.
 	for i := hole; ; {
 		i = (i + 1) & mask
 		o := t.slot[i]
