@@ -33,6 +33,16 @@ func slice[T any, N ~uint64 | ~int64](argument string, p unsafe.Pointer, n N) ([
 	return unsafe.Slice((*T)(p), int(n)), nil
 }
 
+// disjoint checks that two outputs of n and m entries do not lie on each other:
+// the later one would silently replace the earlier.
+func disjoint[T any](first string, a *T, n uint64, second string, b *T, m uint64) *status.Error {
+	x, y, size := uintptr(unsafe.Pointer(a)), uintptr(unsafe.Pointer(b)), uint64(unsafe.Sizeof(*a))
+	if a == nil || b == nil || n == 0 || m == 0 || (x <= y && uint64(y-x) >= n*size) || (y <= x && uint64(x-y) >= m*size) {
+		return nil
+	}
+	return status.New(status.InvalidArgument, "%s and %s: %#x and %#x overlap, expected outputs apart from each other", first, second, x, y)
+}
+
 // out checks an output pointer.
 func out(argument string, p unsafe.Pointer) *status.Error {
 	if p == nil {

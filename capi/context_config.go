@@ -34,6 +34,10 @@ func (x *contextCache) config(o *C.pc_context_options) (*coordinator.Config, err
 	if o.kind > C.PC_DEPLOY_EAGLE {
 		return nil, status.New(status.InvalidArgument, "options.kind: %d, expected PC_DEPLOY_VANILLA (0) to PC_DEPLOY_EAGLE (3)", uint32(o.kind))
 	}
+	if o.kind != C.PC_DEPLOY_EAGLE && (o.draft_max_batch|o.verify_size|o.drafting_step|o.drafting_top_k) != 0 {
+		return nil, status.New(status.InvalidArgument, "options: draft_max_batch %d, verify_size %d, drafting_step %d, drafting_top_k %d, expected 0 for a kind other than PC_DEPLOY_EAGLE",
+			int32(o.draft_max_batch), int32(o.verify_size), int32(o.drafting_step), int32(o.drafting_top_k))
+	}
 	records, serr := recordLimit(o.max_records)
 	if serr != nil {
 		return nil, serr
@@ -56,7 +60,7 @@ func (x *contextCache) config(o *C.pc_context_options) (*coordinator.Config, err
 	if cfg.Base, err = x.resources("base", &o.base, C.PC_BASE); err != nil {
 		return nil, err
 	}
-	if o.draft.table != 0 || o.draft.num_pages != 0 || o.draft.max_batch != 0 || o.draft.num_attention != 0 {
+	if o.draft != (C.pc_cache_resources{}) {
 		draft, err := x.resources("draft", &o.draft, C.PC_DRAFT)
 		if err != nil {
 			return nil, err

@@ -194,6 +194,11 @@ func pcgo_context_validate_deployment(in *C.pc_deployment, kind *C.uint32_t) (st
 	if err := structSize("deployment", unsafe.Pointer(in), in.struct_size, unsafe.Sizeof(*in), unsafe.Sizeof(*in)); err != nil {
 		return fail(err)
 	}
+	for _, v := range in.reserved {
+		if err := reserved("deployment.reserved", uint64(v)); err != nil {
+			return fail(err)
+		}
+	}
 	d := coordinator.Deployment{DiffusionBackbone: in.diffusion_backbone != 0, VisionBidirectional: in.vision_bidirectional != 0,
 		TokensPerPage: int32(in.tokens_per_page), Mode: coordinator.SpecMode(in.speculative)}
 	var err error

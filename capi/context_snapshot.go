@@ -33,6 +33,9 @@ func (s *snapshotStore) describe(o *C.pc_context_options, cfg *coordinator.Confi
 	if err != nil {
 		return err
 	}
+	if len(recurrent) == 0 {
+		return status.New(status.InvalidArgument, "options.base.recurrent: no layer, expected at least one for a kind with recurrent state")
+	}
 	if s.recurrentBytes, err = coordinator.RecurrentSlotBytes(int32(len(recurrent)), &schema); err != nil {
 		return err
 	}

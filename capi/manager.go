@@ -68,6 +68,23 @@ func (m *manager) lease(h C.pc_handle) prefix.LeaseID {
 
 const managerFlags = C.PC_ORIGINAL_RECENCY | C.PC_BLOCK_KEYS
 
+// Limits of core, told in the names of pc_manager_options.
+const (
+	maxPageTokens = 1 << 20
+	maxSlots      = 1<<30 - 1
+)
+
+// level refuses calls that name blocks the way this manager does not.
+func (m *manager) level(keyed bool) *status.Error {
+	switch {
+	case m.keyed && !keyed:
+		return status.New(status.WrongState, "manager: it was made with PC_BLOCK_KEYS, expected the call that takes keys")
+	case keyed && !m.keyed:
+		return status.New(status.WrongState, "manager: it was made without PC_BLOCK_KEYS, expected the call without keys")
+	}
+	return nil
+}
+
 // recordLimit reads the convention 0: default, -1: none.
 func recordLimit(v C.int32_t) (int32, *status.Error) {
 	switch {
@@ -112,6 +129,17 @@ func pcgo_manager_create(options *C.pc_manager_options, result *C.pc_handle) (st
 	}
 	if cfg.PageTokens == 0 {
 		cfg.PageTokens = int(coordinator.DefaultTokensPerPage)
+	}
+	for _, f := range [...]struct {
+		name  string
+		value C.int32_t
+		most  C.int32_t
+	}{{"tokens_per_page", options.tokens_per_page, maxPageTokens}, {"base_pages", options.base_pages, maxSlots},
+		{"draft_pages", options.draft_pages, maxSlots}, {"recurrent_slots", options.recurrent_slots, maxSlots},
+		{"partial_slots", options.partial_slots, maxSlots}, {"max_records", max(0, options.max_records), maxSlots}} {
+		if f.value < 0 || f.value > f.most {
+			return failNew(status.InvalidArgument, "options.%s: %d, expected 0 to %d", f.name, int32(f.value), int32(f.most))
+		}
 	}
 	keyed := options.flags&C.PC_BLOCK_KEYS != 0
 	if keyed {
@@ -194,6 +222,9 @@ func (m *manager) acquire(mode, lookup C.uint32_t, sequence *C.pc_sequence, plan
 		pages = 0
 	}
 	draft, err := pageRoom("draft_pages", draftPages, numDraft, pages)
+	if err == nil {
+		err = disjoint("base_pages", basePages, uint64(len(base)), "draft_pages", draftPages, uint64(len(draft)))
+	}
 	if err != nil {
 		return fail(err)
 	}
@@ -264,6 +295,9 @@ func pcgo_manager_append(h, lease C.pc_handle, tokens *C.int32_t, numTokens C.ui
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
+	if err := m.level(false); err != nil {
+		return fail(err)
+	}
 	t, serr := slice[int32]("tokens", unsafe.Pointer(tokens), numTokens)
 	if serr != nil {
 		return fail(serr)
@@ -284,6 +318,9 @@ func pcgo_manager_grow(h, lease C.pc_handle, base, draft C.int32_t, basePages, d
 
 // grow appends pages and tells which. Core allocates them at the end of the lease.
 func (m *manager) grow(id prefix.LeaseID, base, draft C.int32_t, basePages, draftPages *C.int32_t) C.pc_status {
+	if err := disjoint("base_pages", basePages, uint64(max(0, base)), "draft_pages", draftPages, uint64(max(0, draft))); err != nil {
+		return fail(err)
+	}
 	ok, err := m.m.Grow(id, int(base), int(draft))
 	if err != nil {
 		return fail(err)
@@ -339,10 +376,22 @@ func pcgo_manager_publish(h, lease C.pc_handle, resident C.int64_t, publication 
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
+	if err := m.level(false); err != nil {
+		return fail(err)
+	}
 	if err := checkPublication(publication); err != nil {
 		return fail(err)
 	}
-	res, err := m.m.Publish(m.lease(lease), int(resident))
+	return m.publish(m.lease(lease), resident, publication)
+}
+
+// publish publishes by tokens. Core caps the length at what the history covers;
+// a host that claims more has lost count.
+func (m *manager) publish(id prefix.LeaseID, resident C.int64_t, publication *C.pc_publication) C.pc_status {
+	if n, err := m.m.HistoryLength(id); err == nil && int64(resident) > int64(n) {
+		return failNew(status.InvalidArgument, "resident: %d tokens, expected at most %d, the history of the lease", int64(resident), n)
+	}
+	res, err := m.m.Publish(id, int(resident))
 	return published(publication, res, err)
 }
 
@@ -367,6 +416,9 @@ func (m *manager) advance(id prefix.LeaseID, tokens *C.int32_t, numTokens C.uint
 	if base < 0 || draft < 0 {
 		return failNew(status.InvalidArgument, "base and draft: %d and %d pages, expected counts >= 0", int32(base), int32(draft))
 	}
+	if err := m.level(false); err != nil {
+		return fail(err)
+	}
 	if err := checkPublication(publication); err != nil {
 		return fail(err)
 	}
@@ -376,8 +428,7 @@ func (m *manager) advance(id prefix.LeaseID, tokens *C.int32_t, numTokens C.uint
 		}
 	}
 	if resident != 0 {
-		res, err := m.m.Publish(id, int(resident))
-		if st := published(publication, res, err); st != C.PC_OK {
+		if st := m.publish(id, resident, publication); st != C.PC_OK {
 			return st
 		}
 	}
@@ -401,6 +452,9 @@ func pcgo_manager_publish_keys(h, lease C.pc_handle, first C.uint64_t, keys *C.p
 }
 
 func (m *manager) keyArgs(first C.uint64_t, keys *C.pc_hash128, numKeys C.uint64_t, publication *C.pc_publication) ([]prefix.Hash128, *status.Error) {
+	if err := m.level(true); err != nil {
+		return nil, err
+	}
 	if first > 1<<31-1 {
 		return nil, status.New(status.InvalidArgument, "first: block %d, expected below 2^31", uint64(first))
 	}

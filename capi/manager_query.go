@@ -220,6 +220,9 @@ func pcgo_manager_references(h C.pc_handle, resource C.uint32_t, first C.uint64_
 	if uint64(first) > n || uint64(count) > n-uint64(first) {
 		return failNew(status.InvalidArgument, "first and count: %d and %d, expected a range within the %d of the pool", uint64(first), uint64(count), n)
 	}
+	if err := disjoint("active", active, uint64(count), "cached", cached, uint64(count)); err != nil {
+		return fail(err)
+	}
 	counts := make([]int32, 2*n)
 	if err := m.m.References(pool, counts[:n], counts[n:]); err != nil {
 		return fail(err)

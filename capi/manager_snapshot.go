@@ -29,6 +29,9 @@ func pcgo_manager_reserve(h, lease C.pc_handle, needPartial C.uint32_t, recurren
 	if err := out("partial_slot", unsafe.Pointer(partial)); err != nil {
 		return fail(err)
 	}
+	if err := disjoint("recurrent_slot", recurrent, 1, "partial_slot", partial, 1); err != nil {
+		return fail(err)
+	}
 	r, ok, err := m.m.Reserve(m.lease(lease), needPartial == 1)
 	if err != nil {
 		return fail(err)
@@ -50,6 +53,9 @@ func pcgo_manager_publish_hybrid(h, lease C.pc_handle, length C.int64_t, recurre
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
+	if err := m.level(false); err != nil {
+		return fail(err)
+	}
 	if err := checkPublication(publication); err != nil {
 		return fail(err)
 	}

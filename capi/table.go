@@ -65,6 +65,9 @@ func pcgo_table_create(options *C.pc_table_options, table *C.pc_handle) (st C.pc
 			return fail(err)
 		}
 	}
+	if options.device_address%entryBytes != 0 {
+		return failNew(status.InvalidArgument, "options.device_address: %#x, expected a multiple of %d", uint64(options.device_address), entryBytes)
+	}
 	core, err := coordinator.NewPageTable(int32(options.max_batch), int32(options.row_width), int32(options.num_pages))
 	if err != nil {
 		return fail(err)

@@ -628,7 +628,7 @@ PC_API pc_status pc_digest_bytes(const void *data, uint64_t size, pc_hash128 *di
  *
  * Every function of this section can return PC_ERROR_BAD_HANDLE, and
  * PC_ERROR_INTERNAL (see there). The manager of a coordinator takes queries,
- * invalidate and flush; anything else on it is PC_ERROR_WRONG_STATE.
+ * invalidate, flush and evict; anything else on it is PC_ERROR_WRONG_STATE.
  */
 
 enum {
@@ -785,7 +785,8 @@ PC_API pc_status pc_manager_reserve(pc_handle manager, pc_handle lease, uint32_t
  *   length                        1 .. the tokens of the history
  *   recurrent_slot, partial_slot  from pc_manager_reserve; partial -1 on a page boundary
  *   publication                   out; may be null
- * Returns as pc_manager_publish.
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE (not a hybrid lease,
+ * block keys, slots that the lease has not reserved).
  */
 PC_API pc_status pc_manager_publish_hybrid(pc_handle manager, pc_handle lease, int64_t length, int32_t recurrent_slot,
                                            int32_t partial_slot, pc_publication *publication);
@@ -803,8 +804,7 @@ PC_API pc_status pc_manager_publish_hybrid_keys(pc_handle manager, pc_handle lea
 /*
  * Give up the lease's hold on reserved slots; published ones stay with their
  * record, others are freed.
- * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT (not reserved by this lease),
- * PC_ERROR_WRONG_STATE.
+ * Returns PC_OK, PC_ERROR_WRONG_STATE (not a hybrid lease, not reserved by it).
  */
 PC_API pc_status pc_manager_retire(pc_handle manager, pc_handle lease, int32_t recurrent_slot, int32_t partial_slot);
 

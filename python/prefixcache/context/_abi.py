@@ -379,6 +379,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "manager_append": (_H, _H, _P, c_uint64),
     "manager_grow": (_H, _H, c_int32, c_int32, _P, _P),
     "manager_publish": (_H, _H, c_int64, _P),
+    "manager_advance": (_H, _H, _P, c_uint64, c_int64, c_int32, c_int32, _P, _P, _P),
     "manager_publish_keys": (_H, _H, c_uint64, _P, c_uint64, c_int64, _P),
     "manager_reserve": (_H, _H, c_uint32, _P, _P),
     "manager_publish_hybrid": (_H, _H, c_int64, c_int32, c_int32, _P),

@@ -171,6 +171,32 @@ class ContextCacheManager(ManagerView):
         self._check(self._library.manager_publish(self.handle, lease.handle, resident, ctypes.byref(out)))
         return _to_publication(out)
 
+    def advance(
+        self, lease: CacheRequestLease, token_ids: Tokens, *, resident_length: int = 0, base: int = 0, draft: int = 0
+    ) -> tuple[Publication | None, bool]:
+        """The end of one step in one call: ``append``, then ``publish`` unless
+        ``resident_length`` is 0, then ``grow``.
+
+        What it published, and False when there was no capacity to grow: the tokens and the
+        publication are done then. After an error, so are the parts before the one that failed.
+        """
+        tokens, out = integers("token_ids", token_ids), _abi.sized(_abi.Publication)
+        status = self._library.manager_advance(
+            self.handle,
+            lease.handle,
+            address(tokens),
+            len(tokens),
+            integer("resident_length", resident_length, -(2**63), 2**63 - 1),
+            int32("base", base),
+            int32("draft", draft),
+            None,
+            None,
+            ctypes.byref(out),
+        )
+        if status != REQUEST_FAILED:
+            self._check(status)
+        return _to_publication(out) if resident_length else None, status != REQUEST_FAILED
+
     def publish_keys(
         self, lease: CacheRequestLease, first: int, keys: Sequence[Hash128], resident_length: int
     ) -> Publication:
