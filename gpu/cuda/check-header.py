@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Asserts that include/cuda.h says what NVIDIA's cuda.h says.
 
-    check-header.py DIR      DIR holds a real cuda.h of a 12.x toolkit
+    check-header.py DIR      DIR holds a real cuda.h, of a 12.x or a newer toolkit
     check-header.py --pypi   take it from the package nvidia-cuda-runtime-cu12
 
 Checked: every enum constant and flag, every type size, every struct field's
 offset and size, every prototype, and which versioned symbol each name means.
+13.0 gave some names to later versions of their calls. The driver keeps the former
+ones, and they are what the library asks it for; so with such a header the
+prototypes of those are checked, and what the names mean today is not.
 The real header is only read, never copied. Exit status 0 means no difference.
 """
 
@@ -34,13 +37,18 @@ def parse(text):
                 match = re.search(r"(\w+)(?:\[\d+\])?\s*$", part)
                 if match:
                     fields.append((name, match.group(1)))
+    symbols = dict(re.findall(r"^#define (cu\w+) (cu\w+)$", text, flags=re.M))
     calls = re.findall(r"^CUresult CUDAAPI (cu\w+)\((.*)\);$", text, flags=re.M)
-    return constants, fields, calls
+    return constants, fields, [(name, symbols.get(name, name), params) for name, params in calls]
 
 
-def program(constants, fields, calls):
-    """A program that prints one line per fact and checks prototypes as it compiles."""
-    out = ["#include <cuda.h>", "#include <stdio.h>", "#include <stddef.h>"]
+def program(constants, fields, calls, former):
+    """A program that prints one line per fact and checks prototypes as it compiles.
+
+    former: of the symbols themselves, which the real header declares on demand.
+    """
+    out = ["#define __CUDA_API_VERSION_INTERNAL"] if former else []
+    out += ["#include <cuda.h>", "#include <stdio.h>", "#include <stddef.h>"]
     out.append("#define STR(x) STR_(x)\n#define STR_(x) #x\nint main(void) {")
     for name in constants:
         out.append(f'printf("value {name} %lld\\n", (long long)({name}));')
@@ -50,8 +58,11 @@ def program(constants, fields, calls):
         out.append(
             f'printf("field {name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));'
         )
-    for name, params in calls:
-        out.append(f'printf("symbol {name} %s\\n", STR({name}));')
+    for name, symbol, params in calls:
+        if former:
+            name = symbol
+        else:
+            out.append(f'printf("symbol {name} %s\\n", STR({name}));')
         out.append(
             f"_Static_assert(__builtin_types_compatible_p(__typeof__(&{name}), CUresult (*)({params})),"
             f' "{name}: parameters differ");'
@@ -89,12 +100,17 @@ def main():
         real = real_include(sys.argv[1], work)
         if not os.path.exists(os.path.join(real, "cuda.h")):
             sys.exit(f"check-header: no cuda.h in {real}")
-        source = program(constants, fields, calls)
+        with open(os.path.join(real, "cuda.h"), encoding="utf-8") as f:
+            version = int(re.search(r"^#define CUDA_VERSION (\d+)", f.read(), flags=re.M).group(1))
+        source = program(constants, fields, calls, version >= 13000)
         ours, theirs = run(source, os.path.dirname(OURS), work), run(source, real, work)
     wrong = [(a, b) for a, b in zip(ours, theirs) if a != b]
     for a, b in wrong:
         print(f"ours: {a}\nreal: {b}")
-    print(f"check-header: {len(constants)} constants, {len(fields)} fields, {len(calls)} calls; {len(wrong)} differ")
+    print(
+        f"check-header: CUDA {version // 1000}.{version % 1000 // 10}, {len(constants)} constants, "
+        f"{len(fields)} fields, {len(calls)} calls; {len(wrong)} differ"
+    )
     sys.exit(1 if wrong or len(ours) != len(theirs) else 0)
 
 
