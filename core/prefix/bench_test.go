@@ -178,15 +178,16 @@ func BenchmarkTrace(b *testing.B) {
 	for _, c := range []struct{ page, pages, requests int }{
 		{128, 24000, 4000}, {32, 96000, 4000}, {16, 192000, 4000}, {128, 100000, 1 << 30},
 	} {
-		b.Run(fmt.Sprintf("page=%d/pages=%d", c.page, c.pages), func(b *testing.B) {
+		run := func(b *testing.B, shorten bool) {
+			cfg := Config{PageTokens: c.page, BasePages: c.pages, MaxRecords: 1 << 20, ShortenVictims: shorten}
 			reqs := trace(b)
 			reqs = reqs[:min(len(reqs), c.requests)]
 			for b.Loop() {
 				// Every replay is the same, so the least of a few tells what a
 				// request costs when nothing else runs on the machine.
-				s := replay(b, reqs, Config{PageTokens: c.page, BasePages: c.pages, MaxRecords: 1 << 20})
+				s := replay(b, reqs, cfg)
 				for range 4 {
-					s.least(replay(b, reqs, Config{PageTokens: c.page, BasePages: c.pages, MaxRecords: 1 << 20}))
+					s.least(replay(b, reqs, cfg))
 				}
 				n := float64(len(reqs))
 				us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
@@ -203,7 +204,10 @@ func BenchmarkTrace(b *testing.B) {
 				b.ReportMetric(us(quantile(s.whole, 0.999)), "p99.9-µs")
 				b.ReportMetric(float64(s.mallocs)/n, "mallocs/req")
 			}
-		})
+		}
+		name := fmt.Sprintf("page=%d/pages=%d", c.page, c.pages)
+		b.Run(name, func(b *testing.B) { run(b, false) })
+		b.Run(name+"/shorten", func(b *testing.B) { run(b, true) })
 	}
 }
 

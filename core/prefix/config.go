@@ -31,6 +31,12 @@ type Config struct {
 	// record (C-53). Off, a vanilla hit makes its record most recent.
 	OriginalRecency bool
 
+	// ShortenVictims cuts a victim that has more pages than are needed, instead of
+	// evicting it: it keeps its leading blocks and its place in the order. That
+	// goes beyond C-41, which evicts whole records; on the conversation trace it
+	// keeps a little more of what is hit, for a walk over the victim's last run.
+	ShortenVictims bool
+
 	// Hash is the table hash of a block, nil for the built-in one. Tests plant
 	// a weak one: identity must not depend on it.
 	Hash func(parent uint32, words []int32) uint64

@@ -19,6 +19,11 @@ func (m *Manager) evictFor(d Demand, spare int32) {
 				victim = next
 			}
 		}
+		if m.cfg.ShortenVictims {
+			if need := d[BasePages] - m.base.free.n; need > 0 && m.shorten(victim, need) {
+				continue
+			}
+		}
 		m.evict(victim)
 	}
 }

@@ -48,13 +48,14 @@ type Manager struct {
 
 // Counters since creation; they only rise.
 type Counters struct {
-	Acquires       uint64
-	Infeasible     uint64                // acquires that found no room
-	ReasonCount    [reasonCount]uint64   // by Reason, of acquired leases
-	EvictedRecords uint64                // C-66
-	Reclaimed      [resourceCount]uint64 // went back to a free list at an eviction (C-66)
-	HashCollisions uint64                // equal table hash, other content: harmless, and a sign of a bad hash
-	StalePublishes uint64                // dropped because of an Invalidate or a Flush
+	Acquires         uint64
+	Infeasible       uint64                // acquires that found no room
+	ReasonCount      [reasonCount]uint64   // by Reason, of acquired leases
+	EvictedRecords   uint64                // C-66
+	Reclaimed        [resourceCount]uint64 // went back to a free list at an eviction (C-66)
+	HashCollisions   uint64                // equal table hash, other content: harmless, and a sign of a bad hash
+	ShortenedRecords uint64                // Config.ShortenVictims
+	StalePublishes   uint64                // dropped because of an Invalidate or a Flush
 }
 
 const maxTouch = 256 << 20 // bytes

@@ -13,7 +13,8 @@ type EvictionPlan struct {
 // victim on, last (0 = none) at the very end, and stops at the shortest prefix
 // whose resources cover the demand in all four pools at once (C-40 to C-42).
 // Nothing changes (C-43). It is for people and tests and counts every page;
-// Acquire and Grow come to the same answer without a simulation.
+// Acquire and Grow come to the same answer without a simulation. With
+// Config.ShortenVictims a victim may only be shortened.
 func (m *Manager) PreviewEviction(d Demand, last RecordID) (EvictionPlan, error) {
 	var p EvictionPlan
 	for pool, n := range d {

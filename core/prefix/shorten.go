@@ -1,0 +1,38 @@
+package prefix
+
+// shorten frees need pages, and a few more, from the deep end of a victim that
+// would give back more than that, and leaves the rest of it in its place in the
+// order (Config.ShortenVictims). False: the record is not of the kind, or has no
+// more than that to give; it is evicted then.
+func (m *Manager) shorten(i int32, need int) bool {
+	r := &m.records[i]
+	x := &m.nodes[r.node]
+	// An ordinary record that ends a leaf nobody uses: cutting it concerns nothing else.
+	if r.exact != 0 || r.draftLast >= 0 || x.shadow || x.pins > 0 || x.child >= 0 || x.deep != i {
+		return false
+	}
+	floor, cell := x.start, x.first
+	if r.above >= 0 {
+		floor, cell = m.records[r.above].at, m.content.next[m.records[r.above].cell]
+	}
+	// More at a time than asked for, so that the walk below is not taken for
+	// every page of a growing decode.
+	drop := max(int32(need), min(shortenPages, (r.at-floor)/2))
+	keep := r.at - drop
+	if keep <= floor {
+		return false
+	}
+	for at := floor + 1; at < keep; at++ {
+		cell = m.content.next[cell]
+	}
+	m.base.put(chain{m.content.next[cell], x.last, int(drop)})
+	r.at, r.cell = keep, cell
+	x.end, x.last = keep, cell
+	x.gen++ // places behind the new end mean nothing any more
+	m.indexed -= int(drop)
+	m.counters.ShortenedRecords++
+	m.counters.Reclaimed[BasePages] += uint64(drop)
+	return true
+}
+
+const shortenPages = 32
