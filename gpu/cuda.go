@@ -136,6 +136,7 @@ func (d *CUDA) Close() error {
 		return err
 	}
 	if code := poolDestroy(d.pool); code != 0 {
+		d.closed.Store(false) // it may be tried again
 		return cudaError("cuMemPoolDestroy", code, "")
 	}
 	return nil

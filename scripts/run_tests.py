@@ -100,11 +100,11 @@ def suites():
         report = LOGS / "ctest.xml"
         return junit("ctest", ["ctest", "--test-dir", str(cmake), "--output-on-failure", "-j", jobs, "--output-junit", str(report)], report)
 
-    def python():
-        report = LOGS / "pytest.xml"
+    def python(name, folder):
+        report = LOGS / f"{name}.xml"
         return junit(
-            "pytest",
-            [sys.executable, "-m", "pytest", "python/tests", "-q", "-ra", "-p", "no:cacheprovider", f"--junit-xml={report}"],
+            name,
+            [sys.executable, "-m", "pytest", folder, "-q", "-ra", "-p", "no:cacheprovider", f"--junit-xml={report}"],
             report,
             {"PYTHONPATH": str(ROOT / "python")},
         )
@@ -113,7 +113,9 @@ def suites():
         "go": lambda: go("go", "-count=1", "./..."),
         "go-noasm": lambda: go("go-noasm", "-count=1", "-tags=noasm", "./core/rows"),
         "go-race": lambda: go("go-race", "-count=1", "-race", "-short", "./core/..."),
-        "python": python,
+        "python": lambda: python("pytest", "python/tests"),
+        # Apart, because the simulated CUDA driver is the driver of its process.
+        "python-device": lambda: python("pytest-device", "python/device_tests"),
         "cpp": cpp,
     }
 

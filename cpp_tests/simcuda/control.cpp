@@ -98,6 +98,11 @@ void simcuda_fail_nth(int kinds, int n, CUresult code) {
     model().fail_code = code;
 }
 
+int simcuda_armed(void) {
+    std::lock_guard<std::mutex> lock(model().mutex);
+    return model().fail_in > 0;
+}
+
 void simcuda_fail_operation(int n, CUresult code) {
     std::lock_guard<std::mutex> lock(model().mutex);
     model().operation_fails_in = n;

@@ -59,6 +59,8 @@ enum {
 /* The n-th call from now (1: the next) of these kinds fails with code and does
  * nothing. n = 0 cancels. */
 void simcuda_fail_nth(int kinds, int n, CUresult code);
+/* Whether that failure is still to come. */
+int simcuda_armed(void);
 /* The n-th operation to run from now fails: it has no effect, and the context is
  * lost with that code, as after a fault in a kernel. */
 void simcuda_fail_operation(int n, CUresult code);

@@ -1,0 +1,31 @@
+"""Tests of rows on a device, on the simulated driver; they say nothing about a GPU.
+
+Kept apart from python/tests because a process has one driver for its life.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python" / "tests"))
+os.environ.setdefault("PREFIXCACHE_CUDA_DRIVER", str(ROOT / "build" / "cuda" / "libsimcuda.so"))
+
+import pytest  # noqa: E402
+from sim_driver import Driver  # noqa: E402
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    """The driver as after a start; at the end nothing is wrong and nothing is left."""
+    sim = Driver()
+    sim.reset(1)
+    yield sim
+    sim.fail(0)
+    faults, leaks = sim.faults(), sim.leaks()
+    sim.reset(0)
+    assert not faults, faults
+    assert not leaks, leaks
