@@ -22,8 +22,14 @@ func (m *Manager) shorten(i int32, need int) bool {
 	if keep <= floor {
 		return false
 	}
-	for at := floor + 1; at < keep; at++ {
-		cell = m.content.next[cell]
+	next := m.content.next
+	for left := keep - floor - 1; left > 0; { // to the cell of block keep-1, run by run
+		run := adjacent(next[:m.content.base], cell, left+1)
+		if run > left {
+			cell += left
+			break
+		}
+		cell, left = next[cell+run-1], left-run
 	}
 	m.base.put(chain{m.content.next[cell], x.last, int(drop)})
 	r.at, r.cell = keep, cell
