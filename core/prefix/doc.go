@@ -56,6 +56,7 @@
 // Every page that is neither free nor owned by a lease is reclaimable, so
 // feasibility is a subtraction (C-42). Only a feasible demand evicts, record by
 // record in the order of Order, until it fits: the shortest prefix (C-41).
+// Config.ShortenVictims lets the last victim keep what is not needed.
 //
 // # Invariants (Check verifies them; the tests call it after every operation)
 //
