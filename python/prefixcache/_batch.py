@@ -60,7 +60,7 @@ class RowPlan:
 class BatchLayout:
     """Who is in the batch, in row order, with how many new rows each. Immutable."""
 
-    __slots__ = ("_index", "counts", "counts_at", "ids", "new", "num_requests", "requests", "requests_at", "scheduled")
+    __slots__ = ("_index", "_new", "counts", "counts_at", "ids", "num_requests", "requests", "requests_at", "scheduled")
 
     def __init__(self, ids: list[str], scheduled: dict[str, int], numbers: Iterable[int]) -> None:
         self.ids = ids
@@ -71,13 +71,21 @@ class BatchLayout:
         self.requests = array("Q", numbers)
         self.counts_at = self.counts.buffer_info()[0]
         self.requests_at = self.requests.buffer_info()[0]
-        self.new = RowPlan(self.counts.tolist(), {})  # without hits
+        self._new: RowPlan | None = None
         self._index: dict[str, int] | None = None
+
+    # The lazy parts may be built twice by two threads; the results are equal.
+
+    @property
+    def new(self) -> RowPlan:
+        """The plan of a step without hits."""
+        if self._new is None:
+            self._new = RowPlan(self.counts.tolist(), {})
+        return self._new
 
     @property
     def index(self) -> dict[str, int]:
         """Request id -> position in the batch."""
-        # Two threads may both build it; the results are equal.
         if self._index is None:
             self._index = {r: i for i, r in enumerate(self.ids)}
         return self._index

@@ -20,6 +20,18 @@ from prefixcache import _ffi
 ARENA_BYTES = 1 << 20
 
 _PyBUF_WRITE = 0x200
+_Pair = ctypes.c_uint64 * 2  # the address and the handle of a buffer
+
+# Buffers in use, by the id of the weak reference (which a memoryview makes unhashable).
+# Not weakref.finalize, which costs three times as much and would give buffers back at
+# exit, when views may still be read.
+_lent: dict[int, tuple[weakref.ref[memoryview], _ffi.Library, int]] = {}
+
+
+def _give_back(memory: weakref.ref[memoryview]) -> None:
+    _, library, buffer = _lent.pop(id(memory))
+    library.buffer_release(buffer)
+
 
 _memory_at: Any = ctypes.pythonapi.PyMemoryView_FromMemory
 _memory_at.restype = ctypes.py_object
@@ -34,11 +46,14 @@ def allocate(library: _ffi.Library, shape: tuple[int, ...], dtype: torch.dtype, 
     """
     if nbytes < ARENA_BYTES:
         return torch.empty(shape, dtype=dtype)
-    data, buffer = ctypes.c_void_p(), ctypes.c_uint64()
-    library.check(library.buffer_acquire(nbytes, ctypes.addressof(data), ctypes.addressof(buffer)))
-    memory = _memory_at(data.value, nbytes, _PyBUF_WRITE)
+    out = _Pair()
+    at = ctypes.addressof(out)
+    status = library.buffer_acquire(nbytes, at, at + 8)
+    if status:
+        library.check(status)
+    data, buffer = out
+    memory = _memory_at(data, nbytes, _PyBUF_WRITE)
     # torch's storage holds `memory`, so its end is the end of the last view.
-    finalizer = weakref.finalize(memory, library.buffer_release, buffer.value)
-    # At exit views may still be read; the process gives everything back anyway.
-    finalizer.atexit = False
+    lease = weakref.ref(memory, _give_back)
+    _lent[id(lease)] = (lease, library, buffer)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

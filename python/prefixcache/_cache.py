@@ -57,10 +57,10 @@ class OmniCache:
         if status != OK:
             raise self._error(status)
 
-    def begin_with(self, finished: array[int], arrivals: Sequence[Arrival], names: dict[int, str]) -> bytearray:
+    def begin_with(self, finished: array[int], arrivals: Sequence[Arrival], fresh: dict[str, int]) -> bytearray:
         """A step with finishes and arrivals; for each arrival, whether its hit was opened.
 
-        names: those of the arrivals, which the cache's own does not have yet.
+        fresh: id -> number of the arrivals that the cache has no name for yet.
         """
         accepted = bytearray(len(arrivals) or 1)
         packed = b"".join(
@@ -76,24 +76,24 @@ class OmniCache:
             _address(accepted),
         )
         if status != OK:
-            raise self._error(status, names)
+            raise self._error(status, {number: r for r, number in fresh.items()})
         return accepted
 
-    def put_rows(self, i: int, key: int, address: int, stride: int, target: int, nbytes: int) -> None:
+    def put_rows(self, i: int, key: int, address: int, stride: int, target: int, nbytes: int, flags: int = 0) -> None:
         """Key ``i`` of the coming save. ``target`` 0: the library keeps the rows."""
         if (i + 1) * _ROWS.size > len(self._rows):
             self._rows = self._rows + bytearray(len(self._rows))
             self._rows_at = _address(self._rows)
-        _ROWS.pack_into(self._rows, i * _ROWS.size, key, 0, address, stride, target, nbytes)
+        _ROWS.pack_into(self._rows, i * _ROWS.size, key, flags, address, stride, target, nbytes)
 
-    def save(self, layout: BatchLayout, slots_at: int, num_slots: int, num_keys: int) -> int:
-        """Save the rows that were put; the step's id."""
+    def save(self, layout: BatchLayout, slots_at: int, num_slots: int, num_keys: int, stream: int = 0) -> int:
+        """Save the rows that were put; the step's id. stream: of rows on a device."""
         _SAVE_ARGS.pack_into(
             self._save_args,
             0,
             _SAVE_ARGS.size,
             0,  # flags
-            0,  # stream
+            stream,
             layout.requests_at,
             layout.counts_at,
             layout.num_requests,

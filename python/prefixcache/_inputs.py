@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from numbers import Integral
-from operator import index
 from typing import Any
 
 import torch
@@ -24,10 +23,10 @@ def hit_blocks(request: Any, hit_tokens: int, block_size: int) -> array[int]:
         return array("q")
     first = blocks[0]
     # Arrays and tensors count as groups unless they are single numbers.
-    if not isinstance(first, Integral) and getattr(first, "ndim", 1) != 0:
+    if isinstance(first, list) or (not isinstance(first, Integral) and getattr(first, "ndim", 1) != 0):
         blocks = () if first is None else first
     try:
-        return array("q", [index(b) for b in blocks[: -(-hit_tokens // block_size)]])
+        return array("q", list(blocks[: -(-hit_tokens // block_size)]))
     except (TypeError, OverflowError) as e:
         raise PrefixCacheArgumentError(f"block_ids of req {request.req_id}: {e}") from e
 

@@ -77,7 +77,7 @@ def place_rows(
             owners.append(owner)
         if keep_large and nbytes >= ARENA_BYTES:
             context.buffers.append(None)
-            context.incomplete = True
+            context.kept = True
             put(i, key.number, address, stride, 0, 0)
         else:
             buffer = allocate(library, key.buffer_shape, key.dtype, nbytes)

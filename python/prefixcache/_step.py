@@ -26,7 +26,7 @@ Allocate = Callable[[Key, RowPlan], torch.Tensor]
 class StepContext:
     """What ``materialize`` needs, all of it taken at save: the live batch has moved on."""
 
-    __slots__ = ("buffers", "foreign_hidden", "incomplete", "keys", "layout", "leftovers", "plan")
+    __slots__ = ("buffers", "foreign_hidden", "kept", "keys", "layout", "leftovers", "plan")
 
     def __init__(self, layout: BatchLayout, plan: RowPlan) -> None:
         self.layout = layout
@@ -34,8 +34,7 @@ class StepContext:
         self.keys: list[Key] = []
         # One for each key: what save filled, None where the library keeps the rows.
         self.buffers: list[torch.Tensor | None] = []
-        # Whether something is missing in the buffers: rows the library keeps, or a prefix.
-        self.incomplete = bool(plan.hits)
+        self.kept = False  # some are
         self.leftovers: dict[str, Any] = {}
         # Hidden rows that could not be cached (another width than the cached ones).
         self.foreign_hidden: torch.Tensor | None = None
@@ -70,15 +69,20 @@ class StepContext:
         for the requests asked for and no others; its plan is the second result.
         """
         plan = self.plan
-        if not self.incomplete:
+        if not plan.hits and not self.kept:
             return self.buffers, plan, ()
         buffers = list(self.buffers)
         reads: list[Read] = []
         hits = [i for i in plan.hits if positions is None or i in positions]
-        wanted = range(len(plan.sizes)) if positions is None else sorted(set(positions))
-        part = plan if positions is None else plan.part(wanted)
+        part = plan
+        wanted: Sequence[int] = ()
+        if self.kept:
+            wanted = range(len(plan.sizes)) if positions is None else sorted(set(positions))
+            part = plan if positions is None else plan.part(wanted)
+        hidden = False
         for k, (key, filled) in enumerate(zip(self.keys, self.buffers, strict=True)):
             size = key.row_bytes
+            hidden |= key.name == HIDDEN_KEY
             if filled is not None:
                 at = filled.data_ptr()
                 reads += [(key.number, i, 1, at + plan.start(i) * size, plan.sizes[i] * size) for i in hits]
@@ -89,7 +93,7 @@ class StepContext:
                 nbytes = sum(plan.sizes[first : first + count]) * size
                 reads.append((key.number, first, count, at, nbytes))
                 at += nbytes
-        if wants_hidden and not any(key.name == HIDDEN_KEY for key in self.keys):
+        if wants_hidden and not hidden:
             # A hit promises hidden rows also where this step computed none.
             reads += [(NO_KEY, i, 1, 0, 0) for i in hits]
         return buffers, part, reads

@@ -162,8 +162,7 @@ class OmniPrefixCacheManager:
                 number = fresh[r] = self._next_number + len(fresh)
             hit = max(0, int(getattr(request, "num_computed_tokens", 0) or 0))
             packed.append((number, hit, hit_blocks(request, hit, self._config.block_size) if hit else array("q")))
-        names = {number: r for r, number in fresh.items()}
-        accepted = self._cache.begin_with(array("Q", leaving.values()), packed, names)
+        accepted = self._cache.begin_with(array("Q", leaving.values()), packed, fresh)
         for r in leaving:
             del numbers[r]
         numbers.update(fresh)
