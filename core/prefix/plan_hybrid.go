@@ -60,10 +60,13 @@ func (m *Manager) tailMatches(r *record, f *found, req *AcquireRequest) bool {
 			if c.Length != int(r.exact) {
 				continue
 			}
-			if r.tail < 0 { // aligned: the digest is the key of the last block (C-13)
-				return equalWords(keyWords([]Hash128{c.Digest}), m.content.cell(r.cell))
+			cell := r.tail
+			if cell < 0 { // aligned: the digest is the key of the last block (C-13)
+				cell = r.cell
 			}
-			return equalWords(keyWords([]Hash128{c.Digest}), m.content.cell(r.tail))
+			if equalWords(keyWords([]Hash128{c.Digest}), m.content.cell(cell)) {
+				return true // a caller may name several snapshots of one length
+			}
 		}
 		return false
 	}
