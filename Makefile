@@ -21,7 +21,7 @@ GO_LDFLAGS := -s -w -extldflags '-Wl,-soname,libprefixcache.so.$(SOVERSION) \
 	-Wl,--version-script=$(ROOT)/capi/libprefixcache.map -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined'
 
 .DEFAULT_GOAL := all
-.PHONY: all help setup run test bench lint format clean install
+.PHONY: all help setup run test bench wheel lint format clean install
 
 all: $(LIB) ## build build/libprefixcache.so
 
@@ -53,6 +53,9 @@ test: $(BUILD)/python $(LIB) $(CUDA_SIM) ## all tests: Go, Python, C++
 
 bench: $(BUILD)/python $(LIB) $(BUILD)/bench_context ## the speed figures, as ratios taken in one run (TRACE=file.jsonl)
 	@TRACE="$(TRACE)" scripts/bench.sh
+
+wheel: $(LIB) ## dist/prefixcache-*.whl, with the library inside; any Python from 3.11 on
+	@scripts/wheel.sh
 
 lint: $(BUILD)/python ## gofmt, vet, staticcheck, clang-format, ruff (pinned versions)
 	@scripts/lint.sh
