@@ -1,0 +1,59 @@
+"""The command ``prefixcache``, also ``python -m prefixcache``.
+
+Commands are modules with a ``main(arguments)`` that returns the exit status; a
+module is imported only when its command is called, because the replay needs torch
+and the doctor must run where that is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+# Name -> module, what it does.
+_COMMANDS = {
+    "doctor": ("prefixcache.doctor", "look at this machine and installation, and say what to change"),
+    "replay": ("prefixcache.replay.cli", "replay request traffic through the omni cache and check every row"),
+}
+
+_USAGE = """usage: prefixcache COMMAND [OPTIONS]
+
+{commands}
+
+prefixcache COMMAND --help lists the options of one; --version prints the version.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit status, 2 for a command line that names none."""
+    rest = list(sys.argv[1:] if arguments is None else arguments)
+    name = rest.pop(0) if rest else "--help"
+    if name in ("-h", "--help"):
+        print(_usage())
+        return 0 if arguments or len(sys.argv) > 1 else 2
+    if name == "--version":
+        from prefixcache import __version__
+
+        print(__version__)
+        return 0
+    if name not in _COMMANDS:
+        print(f"prefixcache: {name}: no such command, expected one of {', '.join(_COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        command = importlib.import_module(_COMMANDS[name][0])
+    except ModuleNotFoundError as e:
+        if (e.name or "").split(".")[0] == "prefixcache":
+            raise
+        print(f"prefixcache {name}: needs {e.name}, which is not installed: pip install {e.name}", file=sys.stderr)
+        return 2
+    status: int = command.main(rest)
+    return status
+
+
+def _usage() -> str:
+    return _USAGE.format(commands="\n".join(f"  {name:<8} {what}" for name, (_, what) in _COMMANDS.items())).rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
