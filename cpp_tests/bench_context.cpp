@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -122,20 +123,24 @@ struct TraceCase {
 
 int32_t pagesOf(int64_t tokens, int32_t page) { return static_cast<int32_t>((tokens + page - 1) / page); }
 
+/// What one pass over a trace measured, ns a request.
+struct Pass {
+    std::vector<int64_t> copy;
+    std::vector<int64_t> total;
+    int64_t prompts = 0;
+    int64_t reused = 0;
+    size_t refused = 0;
+};
+
 /// For each request: acquire its prompt, publish it, grow for the output, publish
-/// the end, release.
-void replay(TraceCase const& c, std::vector<trace::Request> const& all, bool isPublic) {
-    size_t const count = std::min(c.requests, all.size());
+/// the end, release. Next to it one bare copy of the prompt.
+Pass pass(TraceCase const& c, std::vector<trace::Request> const& all, size_t count) {
     std::vector<int32_t> tokens;
     std::vector<int32_t> output;
     std::vector<int32_t> scratch;
     std::vector<int32_t> ids;
-    int64_t copyTime = 0;
+    Pass out;
     Manager manager(c.page, c.pages, 1 << 20);
-    int64_t prompts = 0;
-    int64_t reused = 0;
-    int64_t total = 0;
-    size_t refused = 0;
     for (size_t i = 0; i < count; ++i) {
         auto const& r = all[i];
         trace::prompt(r, tokens);
@@ -144,40 +149,56 @@ void replay(TraceCase const& c, std::vector<trace::Request> const& all, bool isP
             output[static_cast<size_t>(j)] = trace::outputToken(i, j);
         }
         ids.resize(std::max(ids.size(), static_cast<size_t>(pagesOf(r.input, c.page))));
+        scratch.resize(std::max(scratch.size(), tokens.size()));
         pc_plan plan{};
         pc_handle lease = 0;
-        scratch.resize(std::max(scratch.size(), tokens.size()));
         int64_t const copyStart = now();
         std::memcpy(scratch.data(), tokens.data(), tokens.size() * sizeof(int32_t));
         asm volatile("" : : "r"(scratch.data()) : "memory");
         int64_t const start = now();
-        copyTime += start - copyStart;
-        if (manager.acquire(tokens.data(), tokens.size(), plan, lease, ids.data(), ids.size()) != PC_OK) {
-            ++refused;
-            continue;
+        if (manager.acquire(tokens.data(), tokens.size(), plan, lease, ids.data(), ids.size()) == PC_OK) {
+            // Prefill end: publish, take the pages of the output. Decode end: accept it, publish.
+            int32_t const more = pagesOf(int64_t{r.input} + r.output, c.page) - pagesOf(r.input, c.page);
+            int64_t const resident = int64_t{r.input} + r.output - 1;  // the last token is the lookahead
+            if (manager.advance(lease, nullptr, 0, r.input >= c.page ? r.input : 0, more) == PC_OK) {
+                manager.advance(lease, output.data(), output.size(), resident >= c.page ? resident : 0, 0);
+            }
+            manager.release(lease);
+        } else {
+            ++out.refused;
         }
-        if (r.input >= c.page) {
-            manager.publish(lease, r.input);
-        }
-        int32_t const more = pagesOf(int64_t{r.input} + r.output, c.page) - pagesOf(r.input, c.page);
-        manager.append(lease, output.data(), output.size());
-        int64_t const resident = int64_t{r.input} + r.output - 1;  // the last token is the lookahead
-        if (manager.grow(lease, more) == PC_OK && resident >= c.page) {
-            manager.publish(lease, resident);
-        }
-        manager.release(lease);
-        total += now() - start;
-        prompts += r.input;
-        reused += plan.reuse;
+        out.total.push_back(now() - start);
+        out.copy.push_back(start - copyStart);
+        out.prompts += r.input;
+        out.reused += plan.reuse;
     }
-    std::printf("\ntrace, %d-token pages, %d pages, %zu requests (%zu refused)\n", c.page, c.pages, count, refused);
-    double const each = static_cast<double>(total) / static_cast<double>(count) / 1000;
-    double const copy = static_cast<double>(copyTime) / static_cast<double>(count) / 1000;
+    return out;
+}
+
+/// Several passes; of each request the fastest counts, so that other work on the
+/// machine does not.
+void replay(TraceCase const& c, std::vector<trace::Request> const& all, bool isPublic, int passes) {
+    size_t const count = std::min(c.requests, all.size());
+    Pass fastest = pass(c, all, count);
+    for (int i = 1; i < passes; ++i) {
+        Pass const next = pass(c, all, count);
+        for (size_t j = 0; j < count; ++j) {
+            fastest.copy[j] = std::min(fastest.copy[j], next.copy[j]);
+            fastest.total[j] = std::min(fastest.total[j], next.total[j]);
+        }
+    }
+    auto const mean = [&](std::vector<int64_t> const& v) {
+        return static_cast<double>(std::accumulate(v.begin(), v.end(), int64_t{0})) / static_cast<double>(count) / 1000;
+    };
+    double const copy = mean(fastest.copy);
+    double const each = mean(fastest.total);
+    std::printf("\ntrace, %d-token pages, %d pages, %zu requests (%zu refused), best of %d passes\n", c.page, c.pages,
+                count, fastest.refused, passes);
     report("  one copy of the prompt's tokens", copy, "us", 0);
     report("  total of a request", each, "us", 0);
     report("  total of a request, in copies", each / copy, "x", isPublic ? c.copies : 0);
-    report("  hit rate, in prompt tokens", static_cast<double>(reused) / static_cast<double>(prompts), "",
-           isPublic ? c.hitRate : 0, true);
+    report("  hit rate, in prompt tokens", static_cast<double>(fastest.reused) / static_cast<double>(fastest.prompts),
+           "", isPublic ? c.hitRate : 0, true);
 }
 
 // ------------------------------------------------------------------- one request
@@ -378,13 +399,14 @@ int main(int argc, char** argv) try {
     if (wanted("trace")) {
         bool const isPublic = !path.empty();
         size_t const everything = SIZE_MAX;
+        int const passes = quick ? 2 : 4;
         auto const requests =
             isPublic ? trace::read(path, quick ? 4000 : everything) : trace::generate(quick ? 1000 : 4000);
-        replay({128, 24000, 4000, 4, 0.136}, requests, isPublic);
-        replay({32, 96000, 4000, 5, 0.1355}, requests, isPublic);
-        replay({16, 192000, 4000, 7, 0.1355}, requests, isPublic);
+        replay({128, 24000, 4000, 4, 0.136}, requests, isPublic, passes);
+        replay({32, 96000, 4000, 5, 0.1355}, requests, isPublic, passes);
+        replay({16, 192000, 4000, 7, 0.1355}, requests, isPublic, passes);
         if (!quick && isPublic) {
-            replay({128, 100000, everything, 4, 0.3157}, requests, isPublic);
+            replay({128, 100000, everything, 4, 0.3157}, requests, isPublic, 2);
         }
     }
     if (wanted("acquire")) {

@@ -1,0 +1,452 @@
+// The coordinator on the simulated CUDA driver: device memory that the host cannot
+// touch, streams that run late, calls that fail. What is captured, restored, uploaded
+// and compacted must still be right, in order, and from memory that nobody reuses
+// too early; the driver reports every access that nothing orders.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <prefixcache/context_cache_coordinator.hpp>
+
+#include <array>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "simcuda.h"
+
+namespace {
+
+using namespace prefixcache;
+using Status = ContextCacheCoordinatorStatus;
+using Kind = ContextCacheDeploymentKind;
+
+constexpr int32_t kBatch = 3, kWidth = 10, kPages = 40, kPage = 4;
+constexpr int32_t kHeads = 2, kDim = 4;  // of KV: 16 bytes a token
+constexpr uint64_t kTokenBytes = kHeads * kDim * 2, kPageBytes = kPage * kTokenBytes;
+constexpr int32_t kStateWords = 8, kConvWords = 4;
+constexpr int kLayers = 2;
+
+/// The driver that this test is linked with is the one that the library loads.
+void useThisDriver() {
+    Dl_info driver;
+    dladdr(reinterpret_cast<void*>(&simcuda_reset), &driver);
+    setenv("PREFIXCACHE_CUDA_DRIVER", driver.dli_fname, 1);
+}
+
+std::string text(int (*report)(char*, size_t)) {
+    std::array<char, 1 << 14> buffer{};
+    return report(buffer.data(), buffer.size()) != 0 ? buffer.data() : "";
+}
+
+void must(CUresult result, char const* call) {
+    if (result != CUDA_SUCCESS) {
+        throw std::runtime_error(std::string(call) + " failed");
+    }
+}
+
+/// A runtime's cache in device memory.
+class DeviceCache : public HybridCacheManager {
+  public:
+    DeviceCache() {
+        for (auto& layer : kv) {
+            must(cuMemAlloc(&layer, 2 * kPages * kPageBytes), "cuMemAlloc");
+        }
+        for (auto* part : {&state, &conv}) {
+            for (auto& layer : *part) {
+                must(cuMemAlloc(&layer, kBatch * 4 * kStateWords), "cuMemAlloc");
+            }
+        }
+        must(cuMemAlloc(&lengths, kBatch * 4), "cuMemAlloc");
+        must(cuMemAlloc(&mapping, kBatch * 4), "cuMemAlloc");
+    }
+    ~DeviceCache() override {
+        for (auto const& part : {kv, state, conv}) {
+            for (CUdeviceptr layer : part) {
+                cuMemFree(layer);
+            }
+        }
+        cuMemFree(lengths);
+        cuMemFree(mapping);
+    }
+
+    int32_t numPages() const override { return kPages; }
+    int32_t maxBatchSize() const override { return kBatch; }
+    int32_t paddedCapacity() const override { return kWidth * kPage; }
+    std::vector<AttentionLayerBuffers> attentionLayers() const override {
+        std::vector<AttentionLayerBuffers> out;
+        for (CUdeviceptr layer : kv) {
+            out.push_back({reinterpret_cast<void*>(layer), kHeads, kDim, DataType::kHalf});
+        }
+        return out;
+    }
+    std::vector<RecurrentLayerBuffers> recurrentLayers() const override {
+        std::vector<RecurrentLayerBuffers> out;
+        for (size_t i = 0; i < kLayers; ++i) {
+            out.push_back({reinterpret_cast<void*>(state[i]), reinterpret_cast<void*>(conv[i]), 2, 2, 2,
+                           DataType::kFloat, 4, 2, DataType::kHalf});
+        }
+        return out;
+    }
+    void resetForNewSequences(Tensor const& reuse, cudaStream_t stream) override {
+        must(cuMemcpyHtoDAsync(lengths, reuse.rawPointer(), static_cast<size_t>(4 * reuse.volume()),
+                               reinterpret_cast<CUstream>(stream)),
+             "cuMemcpyHtoDAsync");
+    }
+    void compactSlotState(Tensor const& deviceMapping, std::vector<int32_t> const& host, int32_t oldBatch, int32_t,
+                          cudaStream_t stream) override {
+        auto* s = reinterpret_cast<CUstream>(stream);
+        // The device mapping is what a kernel would read: in order behind the library's copy.
+        must(cuMemcpyDtoDAsync(mapping, reinterpret_cast<CUdeviceptr>(deviceMapping.rawPointer()),
+                               static_cast<size_t>(4 * oldBatch), s),
+             "cuMemcpyDtoDAsync");
+        for (int32_t from = 0; from < oldBatch; ++from) {
+            auto const to = host.at(static_cast<size_t>(from));
+            if (to < 0 || to == from) {
+                continue;
+            }
+            move(lengths, 4, from, to, s);
+            for (size_t i = 0; i < kLayers; ++i) {
+                move(state[i], 4 * kStateWords, from, to, s);
+                move(conv[i], 4 * kConvWords, from, to, s);
+            }
+        }
+    }
+    void setActiveBatchSize(int32_t) override {}
+
+    std::array<CUdeviceptr, kLayers> kv{}, state{}, conv{};
+    CUdeviceptr lengths = 0;
+    CUdeviceptr mapping = 0;  // copy of the mapping that a "kernel" saw
+
+  private:
+    static void move(CUdeviceptr base, uint64_t bytes, int32_t from, int32_t to, CUstream s) {
+        must(cuMemcpyDtoDAsync(base + static_cast<uint64_t>(to) * bytes, base + static_cast<uint64_t>(from) * bytes,
+                               bytes, s),
+             "cuMemcpyDtoDAsync");
+    }
+};
+
+struct Sequence {
+    std::vector<int32_t> tokens;
+    uint32_t digest = 0;  // of the committed ones
+    int32_t committed = 0;
+};
+
+uint32_t mix(uint32_t digest, int32_t token) {
+    return (digest ^ static_cast<uint32_t>(token + 1)) * 2654435761U + 0x9E37U;
+}
+
+/// The context that cuda.h calls would create for a runtime, one stream, one mapping.
+struct Device {
+    explicit Device(uint64_t seed) {
+        simcuda_reset(seed);
+        must(cuInit(0), "cuInit");
+        CUcontext context = nullptr;
+        must(cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
+        must(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+        must(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+        must(cuMemAlloc(&mapping, kBatch * 4), "cuMemAlloc");
+    }
+    ~Device() {
+        cuMemFree(mapping);
+        simcuda_step(1 << 20);
+        cuStreamDestroy(stream);
+    }
+    CUstream stream = nullptr;
+    CUdeviceptr mapping = 0;
+};
+
+class Runtime {
+  public:
+    explicit Runtime(uint64_t seed) : mRandom(seed), mDevice(seed), mTable(kBatch, kWidth, kPages) {
+        ContextCacheConfig config;
+        config.enabled = true;
+        config.tokensPerPage = kPage;
+        config.maxRecords = 8;
+        config.recurrentSnapshotBudgetBytes = 5 * kLayers * (4 * kStateWords + 4 * kConvWords);
+        config.partialKvSnapshotBudgetBytes = 5 * kLayers * 2 * static_cast<int64_t>(kPageBytes);
+        DeploymentConfig deployment;
+        deployment.base.maxBatchSize = kBatch;
+        coordinator = std::make_unique<ContextCacheCoordinator>(config, deployment, Kind::kHybrid,
+                                                                ContextCachePhysicalResources{cache, mTable}, stream());
+    }
+
+    cudaStream_t stream() const { return reinterpret_cast<cudaStream_t>(mDevice.stream); }
+    int32_t random(int32_t n) { return static_cast<int32_t>(mRandom() % static_cast<uint64_t>(n)); }
+
+    void synchronize() { must(cuStreamSynchronize(mDevice.stream), "cuStreamSynchronize"); }
+
+    /// Device words as they are now.
+    uint32_t peek(CUdeviceptr address) {
+        uint32_t value = 0;
+        EXPECT_TRUE(simcuda_peek(address, &value, 4));
+        return value;
+    }
+
+    CUdeviceptr token(size_t layer, bool v, Sequence const&, int32_t slot, int32_t position) {
+        auto const row = mTable.row(slot);
+        auto const page = row.at(static_cast<size_t>(position / kPage + (v ? kWidth : 0)));
+        return cache.kv[layer] + static_cast<uint64_t>(page) * kPageBytes +
+               static_cast<uint64_t>(position % kPage) * kTokenBytes;
+    }
+
+    /// Enqueues the computation of one position: KV of both halves, recurrent state.
+    void compute(Sequence& s, int32_t slot) {
+        s.digest = mix(s.digest, s.tokens[static_cast<size_t>(s.committed)]);
+        for (size_t layer = 0; layer < kLayers; ++layer) {
+            auto const value = s.digest + static_cast<uint32_t>(layer);
+            for (bool v : {false, true}) {
+                must(simcuda_launch(mDevice.stream, token(layer, v, s, slot, s.committed), kTokenBytes / 4,
+                                    value + (v ? 7 : 0)),
+                     "launch");
+            }
+            must(simcuda_launch(mDevice.stream, cache.state[layer] + static_cast<uint64_t>(slot) * 4 * kStateWords,
+                                kStateWords, value),
+                 "launch");
+            must(simcuda_launch(mDevice.stream, cache.conv[layer] + static_cast<uint64_t>(slot) * 4 * kConvWords,
+                                kConvWords, value + 3),
+                 "launch");
+        }
+        ++s.committed;
+    }
+
+    /// The device holds what a prefill of the whole prefix would have left.
+    void checkReused(Sequence& s, int32_t slot, int32_t start) {
+        for (; s.committed < start; ++s.committed) {
+            s.digest = mix(s.digest, s.tokens[static_cast<size_t>(s.committed)]);
+            for (size_t layer = 0; layer < kLayers; ++layer) {
+                for (bool v : {false, true}) {
+                    ASSERT_EQ(peek(token(layer, v, s, slot, s.committed)),
+                              s.digest + static_cast<uint32_t>(layer) + (v ? 7 : 0))
+                        << "position " << s.committed << " of " << start;
+                }
+            }
+        }
+        checkState(s, slot);
+        ASSERT_EQ(peek(cache.lengths + static_cast<uint64_t>(slot) * 4), static_cast<uint32_t>(start));
+    }
+
+    void checkState(Sequence const& s, int32_t slot) {
+        for (size_t layer = 0; layer < kLayers; ++layer) {
+            auto const value = s.committed > 0 ? s.digest + static_cast<uint32_t>(layer) : 0;
+            for (uint32_t w : {0U, 7U}) {
+                ASSERT_EQ(peek(cache.state[layer] + static_cast<uint64_t>(slot) * 4 * kStateWords + 4 * w),
+                          s.committed > 0 ? value + w : 0U);
+            }
+            ASSERT_EQ(peek(cache.conv[layer] + static_cast<uint64_t>(slot) * 4 * kConvWords),
+                      s.committed > 0 ? value + 3 : 0U);
+        }
+    }
+
+    /// One request; returns at any point, with the handle dropped.
+    void request() {
+        std::vector<Sequence> batch(static_cast<size_t>(1 + random(kBatch)));
+        ContextCacheBatchAdmission admission;
+        for (auto& s : batch) {
+            for (int32_t n = 1 + random(16), branch = 0; n > 0; --n) {
+                branch = random(8) == 0 ? random(3) : branch;
+                s.tokens.push_back(branch);
+            }
+            admission.sequences.emplace_back();
+            admission.sequences.back().tokenIds = s.tokens;
+        }
+        auto begun = coordinator->beginRequest(admission, stream());
+        ASSERT_EQ(begun.status, Status::kOk);
+        auto& r = begun.admission->request;
+        coordinator->preparePrefill(r);
+        if (random(2) == 0) {
+            synchronize();  // so that the restored state can be looked at; the other half runs on
+        }
+        for (size_t i = 0; i < batch.size(); ++i) {
+            auto& s = batch[i];
+            auto const slot = static_cast<int32_t>(i);
+            auto const start = begun.admission->prefillStarts[i];
+            reused += start;
+            if (simcuda_queued() == 0) {
+                checkReused(s, slot, start);
+            }
+            for (; s.committed < start; ++s.committed) {
+                s.digest = mix(s.digest, s.tokens[static_cast<size_t>(s.committed)]);
+            }
+            while (s.committed < static_cast<int32_t>(s.tokens.size())) {
+                compute(s, slot);
+            }
+        }
+        if (random(10) == 0) {
+            return;
+        }
+        coordinator->enqueuePrefillCaptures(r);
+        synchronize();
+        coordinator->finalizePrefillPublication(r, accept(batch));
+        decode(r, batch);
+    }
+
+    std::vector<ContextCacheSequenceAdvance> accept(std::vector<Sequence>& batch) {
+        std::vector<ContextCacheSequenceAdvance> out;
+        for (auto& s : batch) {
+            s.tokens.push_back(random(3));
+        }
+        for (auto& s : batch) {
+            out.push_back({&s.tokens.back(), 1, s.committed});
+        }
+        return out;
+    }
+
+    void decode(ContextCacheCoordinator::RequestHandle& r, std::vector<Sequence>& batch) {
+        for (int32_t steps = random(8); steps > 0 && !batch.empty(); --steps) {
+            if (random(4) == 0) {
+                compact(r, batch);
+                continue;
+            }
+            if (coordinator->prepareDecodeStep(r) != Status::kOk) {
+                break;
+            }
+            std::vector<int32_t> publish;
+            for (size_t i = 0; i < batch.size(); ++i) {
+                compute(batch[i], static_cast<int32_t>(i));
+                if (random(3) == 0) {
+                    publish.push_back(static_cast<int32_t>(i));
+                }
+            }
+            synchronize();
+            expectOk(coordinator->completeDecodeStep(r, accept(batch), publish));
+        }
+        if (random(4) != 0) {
+            expectOk(coordinator->finish(r));
+        }
+    }
+
+    /// Poisoned is an answer only where calls of the driver fail.
+    void expectOk(Status status) {
+        if (faults && status == Status::kPoisoned) {
+            throw std::runtime_error("poisoned");
+        }
+        EXPECT_EQ(status, Status::kOk);
+    }
+
+    void compact(ContextCacheCoordinator::RequestHandle& r, std::vector<Sequence>& batch) {
+        std::vector<int32_t> map;
+        std::vector<Sequence> kept;
+        for (auto& s : batch) {
+            map.push_back(random(3) != 0 ? static_cast<int32_t>(kept.size()) : -1);
+            if (map.back() >= 0) {
+                kept.push_back(std::move(s));
+            }
+        }
+        Tensor tensor(reinterpret_cast<void*>(mDevice.mapping), DataType::kInt32, kBatch);
+        expectOk(coordinator->beginBatchCompaction(r, map, static_cast<int32_t>(kept.size()), tensor));
+        expectOk(coordinator->compactBatch(r));
+        batch = std::move(kept);
+        for (size_t i = 0; i < map.size(); ++i) {
+            ASSERT_EQ(peek(cache.mapping + 4 * i), static_cast<uint32_t>(map[i]));
+        }
+        for (size_t i = 0; i < batch.size(); ++i) {
+            checkState(batch[i], static_cast<int32_t>(i));
+        }
+    }
+
+    /// Every pool is free once nothing is cached.
+    void checkTheEnd() {
+        coordinator->manager().checkInvariants();
+        flush(*coordinator);
+        for (auto const& pool : coordinator->metrics().pools) {
+            EXPECT_EQ(pool.free, pool.capacity);
+        }
+    }
+
+    std::mt19937_64 mRandom;
+    Device mDevice;
+    DeviceCache cache;
+    KVPageTable mTable;
+    std::unique_ptr<ContextCacheCoordinator> coordinator;
+    int64_t reused = 0;
+    bool faults = false;
+};
+
+struct DeviceCoordinator : testing::Test {
+    DeviceCoordinator() { useThisDriver(); }
+};
+
+TEST_F(DeviceCoordinator, LateAndOutOfOrderWorkReusesNothingWrong) {
+    int64_t reused = 0;
+    for (uint64_t seed = 0; seed < 60 && !HasFailure(); ++seed) {
+        SCOPED_TRACE(seed);
+        {
+            Runtime runtime(seed);
+            simcuda_policy(static_cast<int>(seed % 3));
+            for (int i = 0; i < 25 && !HasFailure(); ++i) {
+                runtime.request();
+            }
+            runtime.checkTheEnd();
+            reused += runtime.reused;
+            EXPECT_EQ(simcuda_pageable(), 0U) << "every copy goes through pinned memory";
+        }
+        EXPECT_EQ(text(simcuda_report), "");
+        EXPECT_EQ(text(simcuda_leaks), "");
+    }
+    EXPECT_GT(reused, 1000);
+}
+
+// Any driver call may fail. The call that hits it throws or poisons; the request ends,
+// nothing is leaked, nothing is released under running work.
+TEST_F(DeviceCoordinator, EveryFailureOfTheDriverIsSurvived) {
+    int hit = 0;
+    int poisoned = 0;
+    for (uint64_t seed = 0; seed < 120 && !HasFailure(); ++seed) {
+        SCOPED_TRACE(seed);
+        {
+            Runtime runtime(seed);
+            for (int i = 0; i < 4; ++i) {
+                runtime.request();
+            }
+            runtime.faults = true;
+            int const kind = seed % 2 == 0 ? SIMCUDA_ENQUEUE : SIMCUDA_WAIT;
+            simcuda_fail_nth(kind, static_cast<int>(1 + seed / 2), CUDA_ERROR_LAUNCH_FAILED);
+            try {
+                for (int i = 0; i < 6 && simcuda_armed() != 0; ++i) {
+                    runtime.request();
+                    if (runtime.coordinator->metrics().poisoned) {
+                        break;
+                    }
+                }
+            } catch (std::runtime_error const&) {
+                ++hit;
+            }
+            simcuda_fail_nth(SIMCUDA_ANY, 0, CUDA_SUCCESS);
+            poisoned += runtime.coordinator->metrics().poisoned ? 1 : 0;
+            EXPECT_EQ(runtime.coordinator->shutdown(), Status::kOk);
+            runtime.synchronize();
+            runtime.checkTheEnd();
+        }
+        EXPECT_EQ(text(simcuda_report), "");
+        EXPECT_EQ(text(simcuda_leaks), "");
+    }
+    EXPECT_GT(hit, 10);
+    EXPECT_GT(poisoned, 0);
+}
+
+TEST_F(DeviceCoordinator, BuffersThatAreNotOnTheDeviceAreRefused) {
+    simcuda_reset(1);
+    Runtime runtime(1);
+    runtime.coordinator.reset();
+    struct HostBuffers : DeviceCache {
+        std::vector<RecurrentLayerBuffers> recurrentLayers() const override {
+            auto out = DeviceCache::recurrentLayers();
+            out[1].stateBase = const_cast<uint32_t*>(host.data());
+            return out;
+        }
+        std::array<uint32_t, 64> host{};
+    } cache;
+    ContextCacheConfig config;
+    config.enabled = true;
+    config.tokensPerPage = kPage;
+    config.recurrentSnapshotBudgetBytes = config.partialKvSnapshotBudgetBytes = 1 << 16;
+    DeploymentConfig deployment;
+    deployment.base.maxBatchSize = kBatch;
+    EXPECT_THROW(ContextCacheCoordinator(config, deployment, Kind::kHybrid, {cache, runtime.mTable}, runtime.stream()),
+                 std::runtime_error);
+    config.hostMemory = true;  // the table is on the device
+    EXPECT_THROW(ContextCacheCoordinator(config, deployment, Kind::kHybrid, {cache, runtime.mTable}, runtime.stream()),
+                 std::runtime_error);
+}
+
+}  // namespace
