@@ -1,25 +1,209 @@
-"""Where tensors live. The one place that knows which devices are supported.
+"""Where outputs live, and on which stream they were produced.
 
-Rows on a CUDA device need the producer's stream, a copy that is ordered behind it
-and memory that outlives the call. The C interface carries the stream already
-(``pc_omni_save_args.stream``); until the library takes device rows, a device tensor
-is refused here, before anything was changed, rather than read as host memory.
+Rows on a CUDA device cross as a device address and a stream. The library enqueues its
+copy on that stream before ``save_outputs`` returns, as a torch operation on the current
+stream would: what the caller enqueues there afterwards may overwrite or free the rows,
+and no ``record_stream`` is needed. Rows that another stream produced have to be ordered
+behind the current one first (``wait_stream``), as for any operation.
+
+Besides torch tensors, objects with ``__cuda_array_interface__`` or ``__dlpack__`` on a
+CUDA device are taken where rows are, without a copy and without a torch that has CUDA.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
+from typing import Any
+
 import torch
+
+from prefixcache._errors import PrefixCacheArgumentError
+
+LEGACY_STREAM = 0  # torch's default stream
+PER_THREAD_STREAM = 2
 
 
 def require_host(name: str, tensor: torch.Tensor) -> None:
-    """Raises NotImplementedError (a RuntimeError) for a tensor that is not on the CPU."""
+    """Raises NotImplementedError (a RuntimeError) for a tensor on neither CPU nor CUDA."""
     if not tensor.is_cpu:
         raise NotImplementedError(
-            f"{name} is on {tensor.device}: this version caches rows in host memory only; "
-            "move the outputs to the CPU before save_outputs"
+            f"{name} is on {tensor.device}: rows are cached from host memory and CUDA devices only; "
+            "move the outputs there before save_outputs"
         )
 
 
 def default_eager() -> bool:
     """Without CUDA nothing runs beside the forward, so rows are written on the spot."""
     return not torch.cuda.is_available()
+
+
+def current_stream(device: torch.device | None = None) -> int:
+    """The cudaStream_t that torch enqueues on; the legacy stream when torch has no CUDA."""
+    if not torch.cuda.is_available():
+        return LEGACY_STREAM
+    stream: int = torch.cuda.current_stream(device).cuda_stream
+    return stream
+
+
+class DeviceRows:
+    """An array in device memory that is not a torch tensor; looks like one where rows are sorted.
+
+    shape, strides: in elements. stream: the producer's, or None where it does not matter.
+    owner: whatever keeps the memory alive.
+    """
+
+    __slots__ = ("_strides", "address", "dtype", "owner", "shape", "source", "stream")
+
+    layout = torch.strided
+    is_cpu = False
+    is_cuda = True
+
+    def __init__(
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+        dtype: torch.dtype,
+        stream: int | None,
+        owner: object,
+        source: object,
+    ) -> None:
+        self.address = address
+        self.shape = torch.Size(shape)
+        self._strides = strides or tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        self.dtype = dtype
+        self.stream = stream
+        self.owner = owner
+        self.source = source
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def element_size(self) -> int:
+        return torch.empty(0, dtype=self.dtype).element_size()
+
+    def locate(self, name: str, row_bytes: int) -> tuple[int, int]:
+        """(address, bytes between rows). Raises PrefixCacheArgumentError when a row has gaps."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape[1:]), reversed(self._strides[1:]), strict=True):
+            if size != 1 and stride != expected:
+                raise PrefixCacheArgumentError(
+                    f"{name} has strides {self._strides} for shape {tuple(self.shape)}, expected rows without gaps"
+                )
+            expected *= size
+        stride = self._strides[0] * self.element_size()
+        if self.shape[0] > 1 and stride < row_bytes:
+            raise PrefixCacheArgumentError(f"{name} has rows {stride} bytes apart, expected {row_bytes} or more")
+        return self.address, stride if self.shape[0] > 1 else row_bytes
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The same memory as a torch tensor, for an output that is not rows."""
+        if not torch.cuda.is_available():
+            raise NotImplementedError(f"{name} is on a CUDA device and not rows of the step, and this torch has no CUDA")
+        if hasattr(self.source, "__cuda_array_interface__"):
+            return torch.as_tensor(self.source, device="cuda")
+        return torch.from_dlpack(self.source)
+
+
+def device_rows(name: str, value: Any) -> DeviceRows | None:
+    """An output that is an array on a CUDA device but no torch tensor; else None.
+
+    Raises PrefixCacheArgumentError for an element type that torch does not have.
+    """
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _from_interface(name, value, interface)
+    where = getattr(value, "__dlpack_device__", None)
+    if where is None or int(where()[0]) not in (_DL_CUDA, _DL_CUDA_MANAGED):
+        return None
+    return _from_dlpack(name, value)
+
+
+def stream_of(value: torch.Tensor | DeviceRows) -> int | None:
+    """The stream that the rows of an output were produced on; None: any will do."""
+    return value.stream if isinstance(value, DeviceRows) else current_stream(value.device)
+
+
+# ------------------------------------------------------ __cuda_array_interface__
+
+_TYPES = {
+    ("b", 1): torch.bool,
+    ("u", 1): torch.uint8,
+    ("i", 1): torch.int8,
+    ("i", 2): torch.int16,
+    ("i", 4): torch.int32,
+    ("i", 8): torch.int64,
+    ("f", 2): torch.float16,
+    ("f", 4): torch.float32,
+    ("f", 8): torch.float64,
+    ("c", 8): torch.complex64,
+    ("c", 16): torch.complex128,
+}
+
+
+def _from_interface(name: str, value: Any, interface: dict[str, Any]) -> DeviceRows:
+    typestr = interface["typestr"]
+    dtype = _TYPES.get((typestr[1], int(typestr[2:])))
+    if dtype is None or typestr[0] == ">":
+        raise PrefixCacheArgumentError(f"{name} has element type {typestr}, which torch does not have")
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    size = int(typestr[2:])
+    # 1 is the legacy stream there, and 0 is not allowed.
+    stream = interface.get("stream")
+    return DeviceRows(
+        int(interface["data"][0]),
+        shape,
+        None if strides is None else tuple(s // size for s in strides),
+        dtype,
+        None if stream is None else LEGACY_STREAM if stream == 1 else int(stream),
+        value,
+        value,
+    )
+
+
+# ------------------------------------------------------------------------ DLPack
+
+_DL_CUDA, _DL_CUDA_MANAGED = 2, 13
+_DL_TYPES = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_DL_BFLOAT = 4
+
+
+class _DLTensor(ctypes.Structure):
+    """DLTensor of dlpack.h, the first member of DLManagedTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_capsule_pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+def _from_dlpack(name: str, value: Any) -> DeviceRows:
+    stream = current_stream()
+    # The producer makes its data ready for this stream; 1 stands for the legacy one.
+    capsule = value.__dlpack__(stream=stream or 1)
+    # Looked at and not consumed: the capsule, which is kept, gives the memory back.
+    t = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    size = t.bits // 8
+    dtype = torch.bfloat16 if t.code == _DL_BFLOAT else _TYPES.get((_DL_TYPES.get(t.code, ""), size))
+    if dtype is None or t.lanes != 1:
+        raise PrefixCacheArgumentError(
+            f"{name} has DLPack type (code {t.code}, {t.bits} bits, {t.lanes} lanes), which torch does not have"
+        )
+    shape = tuple(t.shape[i] for i in range(t.ndim))
+    strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else None
+    return DeviceRows((t.data or 0) + t.byte_offset, shape, strides, dtype, stream, capsule, value)

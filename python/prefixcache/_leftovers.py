@@ -15,16 +15,20 @@ from typing import Any
 import torch
 
 from prefixcache._device import require_host
+from prefixcache._landing import Landing
 
 
-def replicate(name: str, value: Any) -> Any:
+def replicate(name: str, value: Any, landing: Callable[[], Landing] | None = None) -> Any:
     """A copy of ``value`` that shares no tensor memory with it.
 
     Mappings, lists and tuples are rebuilt; Python values are passed on as they are.
-    A tensor keeps all its rows, also those past the scheduled tokens.
+    A tensor keeps all its rows, also those past the scheduled tokens. One on a CUDA
+    device is copied through ``landing()``, and readable once that has waited.
     """
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_cuda and landing is not None:
+            return landing().copy(tensor)
         require_host(name, tensor)
         if tensor.layout is not torch.strided:
             return tensor.detach().clone()
@@ -51,6 +55,11 @@ def element_of(value: Any, start: int, end: int, total: int) -> Any:
     if isinstance(value, list | tuple):
         return _rebuild(value, torch.clone)
     return value
+
+
+def unpinned(value: Any) -> Any:
+    """A replica whose tensors are in ordinary memory: pinned memory is scarce, and results live long."""
+    return _rebuild(value, lambda t: t.clone() if t.is_pinned() else t)
 
 
 def _rebuild(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -6,10 +6,13 @@ from typing import Any
 
 import torch
 
+from prefixcache import _ffi
 from prefixcache._buffers import ARENA_BYTES, allocate
 from prefixcache._cache import OmniCache
 from prefixcache._config import HIDDEN_KEY, ModelCachePolicy
-from prefixcache._errors import OmniPrefixCacheUnmatchError
+from prefixcache._device import DeviceRows, current_stream, device_rows, stream_of
+from prefixcache._errors import OmniPrefixCacheUnmatchError, PrefixCacheArgumentError
+from prefixcache._landing import Landing
 from prefixcache._leftovers import replicate
 from prefixcache._rows import KeyTable, is_step_rows, locate
 from prefixcache._step import StepContext
@@ -23,20 +26,33 @@ def sort_outputs(
     mm: dict[str, Any],
     n: int,
     padded: int,
-) -> list[torch.Tensor]:
+    streams: dict[torch.device, Any],
+) -> list[torch.Tensor | DeviceRows]:
     """Sort outputs into rows, with their keys in the context, and leftovers.
+
+    streams: the copy streams of leftovers on devices, by device; filled here.
 
     Returns the tensors of ``context.keys``, each with ``n`` rows or more.
     """
-    sources: list[torch.Tensor] = []
+    sources: list[torch.Tensor | DeviceRows] = []
+
+    def landing() -> Landing:
+        if context.landing is None:
+            context.landing = Landing(streams)
+        return context.landing
+
     match, deferred = keys.match, policy.deferred_keys
     if hidden is not None:
+        if not isinstance(hidden, torch.Tensor):
+            hidden = _array("hidden_states", hidden)
         rows = hidden.shape[0] if hidden.dim() >= 2 else 0
         if rows < n:
             raise OmniPrefixCacheUnmatchError(f"hidden_states has {rows} rows, need {n}")
         key = match(HIDDEN_KEY, hidden, n, rows, False)
         if key is None:
-            context.foreign_hidden = replicate("hidden_states", hidden[:n])
+            if isinstance(hidden, DeviceRows):
+                hidden = hidden.tensor("hidden_states")
+            context.foreign_hidden = replicate("hidden_states", hidden[:n], landing)
         else:
             sources.append(hidden)
             context.keys.append(key)
@@ -48,30 +64,60 @@ def sort_outputs(
             sources.append(value)
             context.keys.append(key)
             continue
+        if not isinstance(value, torch.Tensor) and (array := device_rows(name, value)) is not None:
+            key = match(name, array, n, padded, name in deferred)
+            if key is not None:
+                sources.append(array)
+                context.keys.append(key)
+                continue
+            value = array.tensor(name)
         # Rows that were not cached for their kind go by the spans too, without padding.
         leftover = value[:n] if is_step_rows(value, n, padded) else value
-        context.leftovers[name] = replicate(name, leftover)
+        context.leftovers[name] = replicate(name, leftover, landing)
     return sources
 
 
+def _array(name: str, value: Any) -> DeviceRows:
+    array = device_rows(name, value)
+    if array is None:
+        raise PrefixCacheArgumentError(
+            f"{name} is a {type(value).__name__}, expected a tensor or an array on a CUDA device"
+        )
+    return array
+
+
 def place_rows(
-    context: StepContext, cache: OmniCache, sources: list[torch.Tensor], n: int, *, keep_large: bool
-) -> list[torch.Tensor]:
+    context: StepContext, cache: OmniCache, sources: list[torch.Tensor | DeviceRows], n: int, *, keep_large: bool
+) -> tuple[list[object], int]:
     """Make the result buffers, and tell the library where the rows are and go.
 
     keep_large: leave rows from 1 MiB on in the library, so that the engine does not pay
     for their copy; ``materialize`` gets them.
 
-    Returns the copies of sources that had to be made; they own rows.
+    Returns the copies of sources that had to be made, which own rows, and the stream of
+    rows on a device.
     """
     plan, library, put = context.plan, cache.library, cache.put_rows
-    owners: list[torch.Tensor] = []
+    owners: list[object] = []
+    streams: list[int | None] = []  # of rows on a device
     for i, (key, tensor) in enumerate(zip(context.keys, sources, strict=True)):
         if key.plan is not plan:
             key.fit(plan)
         nbytes, stride = key.buffer_bytes, key.row_bytes
-        if tensor.is_contiguous() and tensor.is_cpu and not tensor.is_neg() and not tensor.is_conj():
+        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
             address = tensor.data_ptr()
+        elif not tensor.is_cpu:
+            if isinstance(tensor, DeviceRows):
+                owner, (address, stride) = tensor.owner, tensor.locate(key.name, stride)
+            else:
+                owner, address, stride = locate(key.name, tensor, n, stride)
+            owners.append(owner)
+            streams.append(stream_of(tensor))
+            # Results are host memory: the library keeps the rows until they have landed.
+            context.buffers.append(None)
+            context.kept = True
+            put(i, key.number, address, stride, 0, 0, _ffi.OMNI_ON_DEVICE)
+            continue
         else:
             owner, address, stride = locate(key.name, tensor, n, stride)
             owners.append(owner)
@@ -83,4 +129,14 @@ def place_rows(
             buffer = allocate(library, key.buffer_shape, key.dtype, nbytes)
             context.buffers.append(buffer)
             put(i, key.number, address, stride, buffer.data_ptr(), nbytes)
-    return owners
+    return owners, _one_stream(streams) if streams else 0
+
+
+def _one_stream(streams: list[int | None]) -> int:
+    """The stream of a save: all of its device rows have to be produced on one."""
+    known = {s for s in streams if s is not None}
+    if len(known) > 1:
+        raise PrefixCacheArgumentError(
+            f"outputs of one step were produced on streams {sorted(known)}: order them behind one of these"
+        )
+    return known.pop() if known else current_stream()

@@ -15,7 +15,7 @@ import torch
 
 from prefixcache import _ffi
 from prefixcache._batch import RowPlan
-from prefixcache._device import require_host
+from prefixcache._device import DeviceRows, require_host
 from prefixcache._errors import KEY_MISMATCH, PrefixCacheArgumentError
 
 logger = logging.getLogger("prefixcache")
@@ -31,7 +31,7 @@ def is_step_rows(value: Any, num_tokens: int, padded: int) -> bool:
     or that number padded for a CUDA graph. Another output that has this size by chance
     cannot be told apart.
     """
-    if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.layout is not torch.strided:
+    if not isinstance(value, torch.Tensor | DeviceRows) or value.dim() < 2 or value.layout is not torch.strided:
         return False
     rows: int = value.shape[0]
     return rows == num_tokens or (rows == padded and rows > num_tokens)
@@ -44,7 +44,7 @@ def locate(name: str, tensor: torch.Tensor, num_tokens: int, row_bytes: int) -> 
     itself unless a row is not one piece of memory, or is a lazy conjugate or negation,
     whose memory holds other values than the tensor shows.
     """
-    if not tensor.is_cpu:
+    if not tensor.is_cpu and not tensor.is_cuda:
         require_host(name, tensor)
     if tensor.is_neg() or tensor.is_conj():
         tensor = tensor[:num_tokens].resolve_conj().resolve_neg()

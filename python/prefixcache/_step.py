@@ -10,7 +10,8 @@ import torch
 from prefixcache._batch import BatchLayout, RowPlan, runs
 from prefixcache._config import HIDDEN_KEY, StageCacheOutputs
 from prefixcache._errors import OmniPrefixCacheUnmatchError
-from prefixcache._leftovers import element_of
+from prefixcache._landing import Landing
+from prefixcache._leftovers import element_of, unpinned
 from prefixcache._rows import Key
 
 # (key number, first request, requests, address, bytes): one destination of a read.
@@ -26,7 +27,7 @@ Allocate = Callable[[Key, RowPlan], torch.Tensor]
 class StepContext:
     """What ``materialize`` needs, all of it taken at save: the live batch has moved on."""
 
-    __slots__ = ("buffers", "foreign_hidden", "kept", "keys", "layout", "leftovers", "plan")
+    __slots__ = ("buffers", "foreign_hidden", "kept", "keys", "landing", "layout", "leftovers", "plan")
 
     def __init__(self, layout: BatchLayout, plan: RowPlan) -> None:
         self.layout = layout
@@ -38,6 +39,7 @@ class StepContext:
         self.leftovers: dict[str, Any] = {}
         # Hidden rows that could not be cached (another width than the cached ones).
         self.foreign_hidden: torch.Tensor | None = None
+        self.landing: Landing | None = None  # of leftovers that come from a device
 
     def positions(self, step_id: int, req_ids: Sequence[str]) -> Sequence[int]:
         """Where the requests are in the batch.
@@ -115,6 +117,10 @@ class StepContext:
                 hidden = result
             else:
                 mm[key.name] = result
+        if self.landing is not None:
+            self.landing.wait()
+            self.leftovers = unpinned(self.leftovers)
+            self.foreign_hidden = unpinned(self.foreign_hidden)
         if not self.leftovers and self.foreign_hidden is None:
             return StageCacheOutputs(hidden, mm)
 

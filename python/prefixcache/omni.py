@@ -98,6 +98,7 @@ class OmniPrefixCacheManager:
         self._scheduled_ids: list[str] = []
         self._scheduled_counts: list[int] = []
         self._hits: dict[str, int] = {}
+        self._streams: dict[torch.device, Any] = {}  # for leftovers that come from a device
         self._layout: BatchLayout | None = None  # of the last step, while it may be used again
 
         # Saved and not yet consumed. One dict operation each, so no lock of its own.
@@ -204,11 +205,11 @@ class OmniPrefixCacheManager:
             context = StepContext(layout, layout.plan(self._hits))
             slots = slot_array(self._view.step_slots_cpu(layout.ids, layout.scheduled), n) if n else None
             wanted = hidden_states if n and self._policy.needs_full_hidden_states else None
-            sources = sort_outputs(context, self._keys, self._policy, wanted, mm_outputs or {}, n, padded)
+            sources = sort_outputs(context, self._keys, self._policy, wanted, mm_outputs or {}, n, padded, self._streams)
             # `owners` keeps copies of rows that were not in order until the library has read them.
             with self._inference if layout.num_requests > 1 else _NORMAL_MODE:
-                owners = place_rows(context, self._cache, sources, n, keep_large=not self._eager)
-            step = self._cache.save(layout, 0 if slots is None else slots.data_ptr(), n, len(sources))
+                owners, stream = place_rows(context, self._cache, sources, n, keep_large=not self._eager)
+            step = self._cache.save(layout, 0 if slots is None else slots.data_ptr(), n, len(sources), stream)
             del owners
             for key in context.keys:
                 key.visible = True
