@@ -1,0 +1,281 @@
+"""The drop-in with rows on a device: arrays that are not torch tensors, leftovers, streams.
+
+This torch has no CUDA, so rows come as arrays of the simulated driver. What torch itself
+does on a GPU is shown only as far as the order of its calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+import torch
+import sim_driver
+from omni_host import HIDDEN, Host, eventually, rows, same
+
+from prefixcache import PrefixCacheArgumentError, PrefixCacheError
+from prefixcache._device import device_rows
+from prefixcache._landing import Landing
+from prefixcache._leftovers import replicate, unpinned
+from prefixcache.omni import ModelCachePolicy, OmniPrefixCacheUnmatchError
+
+TYPESTR = {torch.float32: "<f4", torch.float16: "<f2", torch.int64: "<i8", torch.bool: "|b1", torch.complex64: "<c8"}
+
+
+class CudaArray:
+    """Memory of the simulated device behind ``__cuda_array_interface__``."""
+
+    def __init__(self, driver, tensor, stream=1, strides=None):
+        self.driver = driver
+        raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        self.address = driver.alloc(raw)
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": TYPESTR[tensor.dtype],
+            "data": (self.address, False),
+            "strides": strides,
+            "stream": stream,
+            "version": 3,
+        }
+
+    def free(self):
+        self.driver.free(self.address)
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+class DLPackArray:
+    """The same memory behind DLPack. Codes: 2 float, 4 bfloat."""
+
+    def __init__(self, driver, tensor, code=2, device=2):
+        self.driver, self.device, self.asked = driver, device, []
+        raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        self.address = driver.alloc(b"\xee" * 8 + raw)
+        self.shape = (ctypes.c_int64 * tensor.dim())(*tensor.shape)
+        bits = tensor.element_size() * 8
+        self.managed = DLTensor(self.address, device, 0, tensor.dim(), code, bits, 1, self.shape, None, 8)
+
+    def __dlpack_device__(self):
+        return (self.device, 0)
+
+    def __dlpack__(self, stream=None):
+        self.asked.append(stream)
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(ctypes.addressof(self.managed), b"dltensor", None)
+
+    def free(self):
+        self.driver.free(self.address)
+
+
+@pytest.fixture(params=["eager", "threaded"])
+def make_host(request, driver):
+    hosts = []
+
+    def make(**settings):
+        hosts.append(Host(eager=request.param == "eager", **settings))
+        return hosts[-1]
+
+    yield make
+    for host in hosts:
+        if getattr(host, "destroyed", False):
+            continue
+        host.check()
+        host.manager.shutdown()
+        handle = ctypes.c_uint64(host.manager._cache.handle)
+        assert host.manager._cache.library.omni_destroy(handle) == 0
+
+
+@pytest.mark.parametrize(
+    "kind,dtype", [("interface", d) for d in TYPESTR] + [("dlpack", torch.float32), ("dlpack", torch.float16)]
+)
+def test_rows_of_foreign_arrays_are_cached_and_hit(make_host, driver, dtype, kind):
+    host = make_host(policy=ModelCachePolicy(deferred_keys=frozenset({"late"})))
+
+    def array(t):
+        return DLPackArray(driver, t) if kind == "dlpack" else CudaArray(driver, t)
+
+    def values(name, a, b, key):
+        t = rows(name, a, b, key)
+        return t.to(dtype) if dtype is not torch.float16 else t.view(torch.float16)
+
+    arrays = []
+
+    def step(scheduled, hidden=True):
+        outs = {}
+        for key in (HIDDEN, "late"):
+            t = torch.cat([values(r, host.view.computed[r], host.view.computed[r] + n, key) for r, n in scheduled.items()])
+            outs[key] = array(t)
+            arrays.append(outs[key])
+        return host.save({"late": outs["late"]}, hidden=outs[HIDDEN])
+
+    host.arrive("A", [0, 1])
+    host.begin({"A": 5})
+    out = host.read(step({"A": 5}), "A")
+    assert same(out.hidden_states["A"], values("A", 0, 5, HIDDEN)) and out.hidden_states["A"].is_cpu
+    assert same(out.mm_outputs["late"]["A"], values("A", 0, 5, "late"))
+    host.arrive("B", [0, 2], hit=4)
+    host.begin({"A": 1, "B": 2})
+    out = host.read(step({"A": 1, "B": 2}), "B", "A")
+    for key, got in ((HIDDEN, out.hidden_states), ("late", out.mm_outputs["late"])):
+        assert same(got["A"], values("A", 5, 6, key))
+        assert same(got["B"], torch.cat([values("A", 0, 4, key), values("B", 4, 6, key)]))
+    for a in arrays:
+        a.free()
+
+
+def test_dlpack_is_asked_for_the_stream_and_bfloat16_is_known(driver):
+    t = torch.arange(12, dtype=torch.float32).view(3, 4).to(torch.bfloat16)
+    a = DLPackArray(driver, t, code=4)
+    found = device_rows("x", a)
+    assert (found.dtype, tuple(found.shape), found.address, found.stream) == (torch.bfloat16, (3, 4), a.address + 8, 0)
+    assert a.asked == [1]  # the legacy stream, as DLPack counts
+    on_host = DLPackArray(driver, t, device=1)
+    assert device_rows("x", on_host) is None and on_host.asked == []
+    on_host.free()
+    a.free()
+
+
+def test_arrays_on_the_host_are_left_alone(driver):
+    import numpy as np
+
+    assert device_rows("x", np.zeros((2, 3))) is None
+    assert device_rows("x", [1]) is None
+
+
+def test_rows_with_a_stride_and_rows_with_gaps(make_host, driver):
+    host = make_host()
+    wide = torch.arange(48, dtype=torch.float32).view(4, 12)
+    a = CudaArray(driver, wide)
+    a.__cuda_array_interface__ |= {"shape": (4, 6), "strides": (48, 4)}
+    host.arrive("A", [0, 1])
+    host.begin({"A": 4})
+    out = host.read(host.save(hidden=a), "A")
+    assert same(out.hidden_states["A"], wide[:, :6])
+    a.__cuda_array_interface__ |= {"strides": (48, 8)}
+    host.begin({"A": 4})
+    with pytest.raises(PrefixCacheArgumentError, match="rows without gaps"):
+        host.save(hidden=a)
+    a.free()
+
+
+def test_what_cannot_be_taken_is_refused_and_leaves_no_trace(make_host, driver):
+    host = make_host()
+    good = CudaArray(driver, rows("A", 0, 2))
+    host.arrive("A", [0])
+    host.begin({"A": 2})
+    before = host.manager.stats()
+    other = CudaArray(driver, rows("A", 0, 2), stream=2)
+    with pytest.raises(PrefixCacheArgumentError, match="streams"):
+        host.save({"k": other}, hidden=good)
+    pointer = SimpleNamespace(__cuda_array_interface__=good.__cuda_array_interface__ | {"data": (rows("A", 0, 2).data_ptr(), False)})
+    with pytest.raises(PrefixCacheError, match="host memory"):
+        host.save(hidden=pointer)
+    with pytest.raises(NotImplementedError, match="no CUDA"):
+        host.save({"whole": CudaArrayWhole(good)}, hidden=good)
+    with pytest.raises(PrefixCacheArgumentError, match="expected a tensor"):
+        host.save(hidden=[1.0])
+    odd = SimpleNamespace(__cuda_array_interface__=good.__cuda_array_interface__ | {"typestr": ">f4"})
+    with pytest.raises(PrefixCacheArgumentError, match="element type"):
+        host.save(hidden=odd)
+    after = host.manager.stats()
+    assert {k: v for k, v in after.items() if k != "reserved_bytes"} == {k: v for k, v in before.items() if k != "reserved_bytes"}
+    out = host.read(host.save(hidden=good), "A")
+    assert same(out.hidden_states["A"], rows("A", 0, 2))
+    good.free()
+    other.free()
+
+
+class CudaArrayWhole:
+    """One dimension: not rows of the step."""
+
+    def __init__(self, array):
+        self.__cuda_array_interface__ = array.__cuda_array_interface__ | {"shape": (12,), "strides": None}
+
+
+def test_a_failed_copy_is_sticky_and_named(make_host, driver):
+    driver.dll.simcuda_policy(sim_driver.LATE)  # so that it fails after save has returned
+    host = make_host()
+    a = CudaArray(driver, rows("A", 0, 2))
+    host.arrive("A", [0, 1])
+    host.begin({"A": 2})
+    driver.fail_operation(2)  # the one after the allocation
+    with pytest.raises(PrefixCacheError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        host.read(host.save(hidden=a), "A")
+    eventually(lambda: host.manager.stats()["failed_writes"] == 1)
+    for call in (lambda: host.begin({"A": 2}), lambda: host.save(hidden=a)):
+        with pytest.raises(OmniPrefixCacheUnmatchError, match="write failed.*CUDA_ERROR_ILLEGAL_ADDRESS"):
+            call()
+    host.destroyed = True
+    host.manager.shutdown()
+    handle = ctypes.c_uint64(host.manager._cache.handle)
+    host.manager._cache.library.omni_destroy(handle)  # reports what a lost context keeps
+    assert not driver.faults()
+    driver.reset(3)
+
+
+class FakeCuda:
+    """Notes the calls that a landing makes of torch.cuda."""
+
+    def __init__(self):
+        self.calls = []
+
+    def Stream(self, device):  # noqa: N802
+        return SimpleNamespace(name="side", wait_stream=lambda s: self.calls.append(f"side waits for {s}"))
+
+    def current_stream(self, device):
+        return "current"
+
+    @contextlib.contextmanager
+    def stream(self, s):
+        self.calls.append("on side")
+        yield
+        self.calls.append("off side")
+
+    def Event(self):  # noqa: N802
+        return SimpleNamespace(
+            record=lambda s: self.calls.append(f"record {s.name}"), synchronize=lambda: self.calls.append("synchronize")
+        )
+
+
+def test_leftovers_are_cloned_then_landed_beside_the_forward():
+    cuda, streams = FakeCuda(), {}
+    landing = Landing(streams, cuda)
+
+    class OnDevice(torch.Tensor):
+        def record_stream(self, s):
+            cuda.calls.append(f"record_stream {s.name}")
+
+    source = torch.arange(6.0).as_subclass(OnDevice)
+    copies = [landing.copy(source) for _ in range(2)]
+    source += 1  # the next forward
+    assert cuda.calls == ["side waits for current", "on side", "record side", "off side", "record_stream side"] * 2
+    assert len(streams) == 1
+    landing.wait()
+    assert cuda.calls[-2:] == ["synchronize"] * 2
+    assert all(torch.equal(c, torch.arange(6.0)) for c in copies)
+    landing.wait()
+    assert cuda.calls.count("synchronize") == 2
+
+
+def test_a_replica_without_a_landing_stays_as_it_was():
+    value = {"a": (torch.ones(2), "x"), "b": [torch.zeros(1)]}
+    copy = unpinned(replicate("v", value))
+    assert torch.equal(copy["a"][0], torch.ones(2)) and copy["a"][1] == "x" and torch.equal(copy["b"][0], torch.zeros(1))
