@@ -12,7 +12,7 @@ import (
 	"libprefixcache/core/status"
 )
 
-const contextFlags = C.PC_ORIGINAL_RECENCY | C.PC_HOST_MEMORY
+const contextFlags = C.PC_ORIGINAL_RECENCY | C.PC_HOST_MEMORY | C.PC_SHORTEN_VICTIMS | C.PC_WEAK_HASH
 
 // config turns pc_context_options into core's configuration, takes the tables,
 // and describes the snapshots. Core judges the numbers.
@@ -24,7 +24,7 @@ func (x *contextCache) config(o *C.pc_context_options) (*coordinator.Config, err
 		return nil, err
 	}
 	if o.flags&^contextFlags != 0 {
-		return nil, status.New(status.Unsupported, "options.flags: %#x, expected PC_ORIGINAL_RECENCY | PC_HOST_MEMORY", uint32(o.flags))
+		return nil, status.New(status.Unsupported, "options.flags: %#x, expected PC_ORIGINAL_RECENCY | PC_HOST_MEMORY | PC_SHORTEN_VICTIMS | PC_WEAK_HASH", uint32(o.flags))
 	}
 	for _, v := range o.reserved {
 		if err := reserved("options.reserved", uint64(v)); err != nil {
@@ -51,6 +51,8 @@ func (x *contextCache) config(o *C.pc_context_options) (*coordinator.Config, err
 	cfg.RecurrentBudget, cfg.PartialBudget = int64(o.recurrent_budget), int64(o.partial_budget)
 	cfg.FutureTokens = int32(o.future_tokens)
 	cfg.SeedRecency = o.flags&C.PC_ORIGINAL_RECENCY != 0
+	cfg.ShortenVictims = o.flags&C.PC_SHORTEN_VICTIMS != 0
+	cfg.Hash = tableHash(o.flags)
 	cfg.Stream = uint64(o.stream)
 	cfg.Clock = clock
 	if o.verify_size != 0 || o.drafting_step != 0 || o.drafting_top_k != 0 {

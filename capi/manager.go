@@ -66,7 +66,15 @@ func (m *manager) lease(h C.pc_handle) prefix.LeaseID {
 	return prefix.LeaseID(uint64(h) ^ m.salt)
 }
 
-const managerFlags = C.PC_ORIGINAL_RECENCY | C.PC_BLOCK_KEYS
+const managerFlags = C.PC_ORIGINAL_RECENCY | C.PC_BLOCK_KEYS | C.PC_SHORTEN_VICTIMS | C.PC_WEAK_HASH
+
+// tableHash is the hash that a flag asks for: nil for core's own.
+func tableHash(flags C.uint32_t) func(parent uint32, words []int32) uint64 {
+	if flags&C.PC_WEAK_HASH == 0 {
+		return nil
+	}
+	return func(uint32, []int32) uint64 { return 7 }
+}
 
 // Limits of core, told in the names of pc_manager_options.
 const (
@@ -111,7 +119,7 @@ func pcgo_manager_create(options *C.pc_manager_options, result *C.pc_handle) (st
 		return fail(err)
 	}
 	if options.flags&^managerFlags != 0 {
-		return failNew(status.Unsupported, "options.flags: %#x, expected PC_ORIGINAL_RECENCY | PC_BLOCK_KEYS", uint32(options.flags))
+		return failNew(status.Unsupported, "options.flags: %#x, expected PC_ORIGINAL_RECENCY | PC_BLOCK_KEYS | PC_SHORTEN_VICTIMS | PC_WEAK_HASH", uint32(options.flags))
 	}
 	for _, v := range options.reserved {
 		if err := reserved("options.reserved", uint64(v)); err != nil {
@@ -126,6 +134,8 @@ func pcgo_manager_create(options *C.pc_manager_options, result *C.pc_handle) (st
 		PageTokens: int(options.tokens_per_page), BasePages: int(options.base_pages), DraftPages: int(options.draft_pages),
 		RecurrentSlots: int(options.recurrent_slots), PartialSlots: int(options.partial_slots), MaxRecords: int(records),
 		OriginalRecency: options.flags&C.PC_ORIGINAL_RECENCY != 0,
+		ShortenVictims:  options.flags&C.PC_SHORTEN_VICTIMS != 0,
+		Hash:            tableHash(options.flags),
 	}
 	if cfg.PageTokens == 0 {
 		cfg.PageTokens = int(coordinator.DefaultTokensPerPage)

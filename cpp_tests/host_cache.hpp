@@ -6,6 +6,7 @@
 #include <prefixcache/context_cache_coordinator.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -158,7 +159,8 @@ struct Synchronizer {
 /// A coordinator with everything around it.
 struct Rig {
     explicit Rig(ContextCacheDeploymentKind kind = ContextCacheDeploymentKind::kVanilla, HostCacheShape shape = {},
-                 int32_t maxRecords = 64, int64_t snapshots = 8)
+                 int32_t maxRecords = 64, int64_t snapshots = 8,
+                 std::function<void(ContextCacheConfig&)> const& edit = {})
         : base(shapeFor(kind, shape)), table(shape.maxBatch, shape.width, shape.pages, true) {
         config.enabled = true;
         config.hostMemory = true;
@@ -180,6 +182,9 @@ struct Rig {
             deployment.draft.emplace();
             deployment.draft->maxBatchSize = shape.maxBatch;
             deployment.spec = SpecConfig{3, 2, 1, {0}};
+        }
+        if (edit) {
+            edit(config);
         }
         coordinator = std::make_unique<ContextCacheCoordinator>(config, deployment, kind, resources, kStream,
                                                                 synchronizer.function());

@@ -635,13 +635,17 @@ enum {
     PC_ORIGINAL_RECENCY = 1u, /* a vanilla hit does not make its record most recent */
     PC_BLOCK_KEYS = 2u,       /* manager: sequences are named by block keys of the caller, which are
                                  trusted; without it by tokens, which are compared */
-    PC_HOST_MEMORY = 4u       /* table, context: addresses are plain host memory, also where there is a
+    PC_WEAK_HASH = 8u,        /* tests: one table hash for all blocks, so that every lookup collides */
+    PC_HOST_MEMORY = 4u,      /* table, context: addresses are plain host memory, also where there is a
                                  GPU; without it CUDA is used when a driver is found */
+    PC_SHORTEN_VICTIMS = 16u  /* an eviction first shortens the record whose turn it is to what the demand
+                                 needs, instead of evicting it whole: a prefix of it stays cached, in
+                                 its place in the order. A better hit rate, with small pages above all */
 };
 
 typedef struct pc_manager_options {
     uint32_t struct_size;    /* in: sizeof(pc_manager_options) */
-    uint32_t flags;          /* PC_ORIGINAL_RECENCY | PC_BLOCK_KEYS */
+    uint32_t flags;          /* PC_ORIGINAL_RECENCY | PC_BLOCK_KEYS | PC_SHORTEN_VICTIMS | PC_WEAK_HASH */
     int32_t tokens_per_page; /* 0: 128 */
     int32_t max_records;     /* 0: 1024; -1: retain none */
     int32_t base_pages;      /* capacity of each pool, >= 0 */
@@ -1127,7 +1131,7 @@ typedef struct pc_cache_resources {
 
 typedef struct pc_context_options {
     uint32_t struct_size;     /* in: sizeof(pc_context_options) */
-    uint32_t flags;           /* PC_ORIGINAL_RECENCY | PC_HOST_MEMORY */
+    uint32_t flags;           /* PC_ORIGINAL_RECENCY | PC_HOST_MEMORY | PC_SHORTEN_VICTIMS | PC_WEAK_HASH */
     uint32_t kind;            /* PC_DEPLOY_VANILLA .. */
     int32_t tokens_per_page;  /* 0: 128 */
     int32_t max_batch;        /* of the deployment, >= 1 */

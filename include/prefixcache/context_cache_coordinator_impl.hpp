@@ -82,6 +82,8 @@ inline pc_handle ContextCacheCoordinator::create(pc_api const& api, ContextCache
     detail::ResourceArguments draft;
     auto options = detail::sized<pc_context_options>();
     options.flags = config.originalRecency ? static_cast<uint32_t>(PC_ORIGINAL_RECENCY) : 0u;
+    options.flags |= config.shortenVictims ? static_cast<uint32_t>(PC_SHORTEN_VICTIMS) : 0u;
+    options.flags |= config.weakHash ? static_cast<uint32_t>(PC_WEAK_HASH) : 0u;
     options.flags |= config.hostMemory ? static_cast<uint32_t>(PC_HOST_MEMORY) : 0u;
     options.kind = static_cast<uint32_t>(kind);
     options.tokens_per_page = config.tokensPerPage;
@@ -516,7 +518,8 @@ inline ContextCacheMetrics ContextCacheCoordinator::metrics() const noexcept {
     ContextCacheMetrics out;
     auto in = detail::sized<pc_context_metrics>();
     auto pools = detail::sized<pc_manager_stats>();
-    if (mApi.context_get_metrics(mContext, &in) != PC_OK || mApi.manager_get_stats(mManager.handle(), &pools) != PC_OK) {
+    if (mApi.context_get_metrics(mContext, &in) != PC_OK ||
+        mApi.manager_get_stats(mManager.handle(), &pools) != PC_OK) {
         return out;
     }
     out.admittedSequences = in.admitted_sequences;

@@ -130,6 +130,8 @@ struct ContextCacheConfig {
     int32_t tokensPerPage = 128;
     int32_t futureDependencyTokens = 1;  ///< EAGLE: following tokens that a position's draft state depends on
     bool originalRecency = false;        ///< a vanilla hit does not refresh its record
+    bool shortenVictims = false;         ///< an eviction takes no more of a record than it needs
+    bool weakHash = false;               ///< tests: every lookup collides
     bool hostMemory = false;             ///< addresses are plain host memory, also where there is a GPU
     std::string libraryPath;             ///< empty: see Library
 };
