@@ -488,6 +488,23 @@ func TestC53_RecencyOfAVanillaHit(t *testing.T) {
 	}
 }
 
+// With the flag an eviction leaves the rest of its victim findable.
+func TestShortenVictims(t *testing.T) {
+	for _, on := range []bool{false, true} {
+		r := newRig(t, KindVanilla, pages(9), func(c *Config) { c.ShortenVictims = on })
+		r.publish(prompts(seq(1, 25))) // 6 of 9 pages of 4 stay cached
+		r.publish(prompts(seq(2, 17))) // takes 5
+		want := int32(0)
+		if on {
+			want = 12
+		}
+		if got := r.hit(prompts(append(seq(1, 25), 5))); got != want {
+			t.Errorf("shorten %v: start %d, want %d", on, got, want)
+		}
+		r.emptied()
+	}
+}
+
 func TestBegin_ForcedColdStaysInTheIdentities(t *testing.T) {
 	// The seed's retry can never succeed (13.3); the branch must not disturb.
 	r := newRig(t, KindVanilla, pages(9), requests(2))

@@ -60,6 +60,10 @@ type Config struct {
 	// refresh its record at acquire (C-53).
 	SeedRecency bool
 
+	// ShortenVictims lets an eviction cut a record to what the demand needs
+	// instead of evicting it whole; see core/prefix.
+	ShortenVictims bool
+
 	// Stream identifies the one stream of this coordinator. Core only compares
 	// it.
 	Stream uint64

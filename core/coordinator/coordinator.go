@@ -72,6 +72,7 @@ func New(cfg Config) (*Coordinator, error) {
 		PartialSlots:    int(partial),
 		MaxRecords:      int(cfg.MaxRecords),
 		OriginalRecency: cfg.SeedRecency,
+		ShortenVictims:  cfg.ShortenVictims,
 		Hash:            cfg.Hash,
 	}
 	width := int32(0)
