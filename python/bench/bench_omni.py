@@ -37,7 +37,6 @@ from prefixcache import omni as product  # noqa: E402
 BLOCK = 16
 WIDTH = 2048  # bf16: 4 KiB a row
 MiB = 1 << 20
-TURN = 10
 
 
 def load_reference() -> Any:
@@ -109,9 +108,10 @@ class Engine:
         )
         self.waiting, self.finished = [], []
         n = tokens * len(ids)
+        hidden, outputs = hidden[:n], {"mm": mm[:n]}
         start = time.perf_counter()
         self.manager.new_step_starts(output)
-        step = self.manager.save_outputs(hidden[:n], {"mm": mm[:n]}, num_tokens_unpadded=n, num_tokens_padded=n)
+        step = self.manager.save_outputs(hidden, outputs, num_tokens_unpadded=n, num_tokens_padded=n)
         seconds = time.perf_counter() - start
         self.view.computed = self.view.computed + tokens
         return seconds, step
@@ -135,16 +135,17 @@ def tensors(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(n, WIDTH).to(torch.bfloat16) for _ in range(2))
 
 
-def in_turn(n: int, *jobs: Callable[[], float]) -> list[float]:
-    """Medians of the seconds that each job reports; n runs of each, in turns of ten.
+def in_turn(n: int, *jobs: Callable[[], float], turn: int = 10) -> list[float]:
+    """Medians of the seconds that each job reports; n runs of each, in turns.
 
-    The first run of a turn warms the caches and does not count.
+    The first runs of a turn warm the caches and do not count.
     """
     taken: list[list[float]] = [[] for _ in jobs]
-    for _ in range(max(1, n // TURN)):
+    for _ in range(max(1, n // turn)):
         for job, times in zip(jobs, taken, strict=True):
-            job()
-            times += [job() for _ in range(min(n, TURN))]
+            for _ in range(turn // 10):
+                job()
+            times += [job() for _ in range(min(n, turn))]
     return [statistics.median(times) for times in taken]
 
 
@@ -217,7 +218,7 @@ def decode(report: Report, reference: Any, steps: int) -> None:
             for _ in range(5):
                 engine.step(1, hidden, mm)
         jobs = [lambda e=e, h=hidden, m=mm: e.step(1, h, m) for e in engines]
-        times = in_turn(steps, *jobs)
+        times = in_turn(steps, *jobs, turn=50)
         report.faster(f"decode step, batch {batch}", times[0], times[1] if reference else None, target)
 
 
@@ -375,7 +376,7 @@ def main() -> int:
     if reference is None:
         print("the original manager is not here (../shared); its ratios are left out")
     with torch.inference_mode():
-        decode(report, reference, 100 // few)
+        decode(report, reference, 200 // few)
         inside_the_library(report, 300 // few)
         prefill(report, reference, 10 // few or 1)
         hits(report, reference, 30 // few)
