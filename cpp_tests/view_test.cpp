@@ -192,6 +192,23 @@ TEST(View, OriginalRecencyIsAChoice) {
     }
 }
 
+TEST(View, ShorteningVictimsIsAChoice) {
+    for (bool const shorten : {false, true}) {
+        HostCacheShape small;
+        small.pages = 9;
+        small.maxBatch = 1;
+        Rig rig(Kind::kVanilla, small);
+        rig.coordinator.reset();
+        rig.config.shortenVictims = shorten;
+        ContextCacheCoordinator c(rig.config, rig.deployment, Kind::kVanilla, {rig.base, rig.table}, kStream);
+        serve(c, {tokensOf(25, 1)});  // leaves 6 of 9 pages cached
+        serve(c, {tokensOf(17, 2)});  // needs 5
+        auto admitted = begin(c, admissionOf({tokensOf(26, 1)}));
+        EXPECT_EQ(admitted.prefillStarts[0], shorten ? 12 : 0);
+        c.finish(admitted.request);
+    }
+}
+
 // ----------------------------------------------------------- deployment (section 12)
 
 DeploymentConfig plain() {

@@ -226,6 +226,7 @@ class Rig:
         requests: int = 1,
         draft_batch: int | None = None,
         original_recency: bool = False,
+        shorten_victims: bool = False,
     ) -> None:
         self.kind, self.p = kind, tokens_per_page
         attention = [KV] if kind != Kind.PURE_RECURRENT else []
@@ -249,6 +250,7 @@ class Rig:
             tokens_per_page=tokens_per_page,
             max_requests=requests,
             original_recency=original_recency,
+            shorten_victims=shorten_victims,
             recurrent_snapshot_budget_bytes=snapshots * self.base.recurrent_slot_bytes(),
             partial_kv_snapshot_budget_bytes=snapshots * self.base.partial_slot_bytes() if recurrent else 0,
         )

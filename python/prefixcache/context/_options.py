@@ -40,6 +40,7 @@ class ContextOptionsArgument:
         self._alive: list[Any] = []
         s = self.struct = _abi.sized(_abi.ContextOptions)
         s.flags = _abi.ORIGINAL_RECENCY if config.original_recency else 0
+        s.flags |= _abi.SHORTEN_VICTIMS if config.shorten_victims else 0
         s.flags |= _abi.HOST_MEMORY if config.host_memory else 0
         s.kind = integer("deployment_kind", kind, 0, 2**32 - 1)
         # Zero means "default" to the library, not to the fields of a Python config.

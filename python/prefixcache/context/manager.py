@@ -106,15 +106,18 @@ class ContextCacheManager(ManagerView):
         max_records: int = 1024,
         original_recency: bool = False,
         block_keys: bool = False,
+        shorten_victims: bool = False,
     ) -> None:
         """Capacities of the four pools.
 
         ``max_records`` 0 keeps none. ``original_recency``: a vanilla hit does not make
         its record most recent. ``block_keys``: sequences are named by keys of the caller,
-        which are trusted; without it by tokens, which are compared.
+        which are trusted; without it by tokens, which are compared. ``shorten_victims``: an
+        eviction takes no more of a record than it needs, and leaves its prefix cached.
         """
         options = _abi.sized(_abi.ManagerOptions)
         options.flags = (_abi.ORIGINAL_RECENCY if original_recency else 0) | (_abi.BLOCK_KEYS if block_keys else 0)
+        options.flags |= _abi.SHORTEN_VICTIMS if shorten_victims else 0
         options.tokens_per_page = integer("tokens_per_page", tokens_per_page, 1, 2**31 - 1)
         options.max_records = integer("max_records", max_records, 0, 2**31 - 1) or -1
         options.base_pages = int32("base_pages", base_pages)

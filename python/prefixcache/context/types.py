@@ -225,6 +225,7 @@ class ContextCacheConfig:
     max_requests: int = 1  # live and quarantined at once
     future_dependency_tokens: int = 1  # EAGLE: following tokens that a draft position depends on
     original_recency: bool = False  # a vanilla hit does not refresh its record
+    shorten_victims: bool = False  # an eviction takes no more of a record than it needs
     host_memory: bool = True  # addresses are plain host memory, also where there is a GPU
 
 
