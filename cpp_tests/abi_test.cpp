@@ -496,8 +496,8 @@ TEST(Abi, BadHandlesAreRefusedEverywhere) {
     Manager m;
     pc_handle gone = 0;
     {
-        Manager other;
-        gone = other.handle;
+        Manager shortLived;
+        gone = shortLived.handle;
     }
     auto const tokens = tokensOf(4);
     auto const s = sequenceOf(tokens);
@@ -510,6 +510,7 @@ TEST(Abi, BadHandlesAreRefusedEverywhere) {
     uint64_t n = 0;
     uint32_t flag = 0;
     int32_t value = 0;
+    int32_t other = 0;
     pc_handle out = 0;
     for (pc_handle const bad :
          {pc_handle{0}, pc_handle{1}, pc_handle{UINT64_MAX}, pc_handle{0x123456789ABCDEF}, gone, c.tableHandle}) {
@@ -528,7 +529,7 @@ TEST(Abi, BadHandlesAreRefusedEverywhere) {
         EXPECT_EQ(api().context_synchronize(bad), PC_ERROR_BAD_HANDLE);
         EXPECT_EQ(api().context_get_metrics(bad, &metrics), PC_ERROR_BAD_HANDLE);
         EXPECT_EQ(api().manager_publish(m.handle, bad, 4, nullptr), PC_ERROR_BAD_HANDLE);
-        EXPECT_EQ(api().manager_reserve(m.handle, bad, 0, &value, &value), PC_ERROR_BAD_HANDLE);
+        EXPECT_EQ(api().manager_reserve(m.handle, bad, 0, &value, &other), PC_ERROR_BAD_HANDLE);
         EXPECT_EQ(api().context_prepare_decode(c.handle, bad, 0, 0, &work), PC_ERROR_BAD_HANDLE);
         EXPECT_EQ(api().context_get_request(c.handle, bad, &request), PC_ERROR_BAD_HANDLE);
         if (bad != c.tableHandle) {
