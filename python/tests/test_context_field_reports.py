@@ -52,7 +52,6 @@ def test_vllm_12621_content_is_compared_not_a_hash():
         other = prompt(257)
         other[at] += 1
         assert rig.hit(other) == 0, at
-    assert rig.manager.metrics()["hash_collisions"] >= 0  # counted where a test plants a weak hash
 
 
 def test_openvino_genai_3722_difference_in_the_second_block_only():
