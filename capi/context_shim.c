@@ -129,6 +129,9 @@ PCSHIM_FORWARD(context_begin_compaction,
                 uint64_t device_mapping, pc_work *work),
                (context, request, (int32_t *)old_to_new, count, new_batch, device_mapping, work))
 PCSHIM_FORWARD(context_compact, (pc_handle context, pc_handle request, pc_work *work), (context, request, work))
+PCSHIM_FORWARD(context_move_slots,
+               (pc_handle context, uint32_t model, const int32_t *old_to_new, uint64_t count, uint64_t lengths),
+               (context, model, (int32_t *)old_to_new, count, lengths))
 PCSHIM_FORWARD(context_finish, (pc_handle context, pc_handle request, pc_work *work), (context, request, work))
 PCSHIM_FORWARD(context_abandon, (pc_handle context, pc_handle request, uint32_t drained), (context, request, drained))
 PCSHIM_FORWARD(context_shutdown, (pc_handle context, uint32_t drained), (context, drained))

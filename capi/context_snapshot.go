@@ -182,6 +182,38 @@ func (s *snapshotStore) moveRecurrent(dev gpu.Device, stream gpu.Stream, c *coor
 	return nil
 }
 
+// moveSlots moves live state to lower slots in ascending order, so that nothing is
+// written before it was read.
+func (s *snapshotStore) moveSlots(dev gpu.Device, stream gpu.Stream, oldToNew []int32, lengths uint64, recurrent bool) error {
+	move := func(base uint64, bytes int64, from, to int) error {
+		if base == 0 || bytes == 0 {
+			return nil
+		}
+		return dev.CopyOnDevice(stream, gpu.Addr(base)+gpu.Addr(int64(to)*bytes), gpu.Addr(base)+gpu.Addr(int64(from)*bytes), bytes)
+	}
+	for old, to := range oldToNew {
+		if to < 0 || int(to) == old {
+			continue
+		}
+		if err := move(lengths, 4, old, int(to)); err != nil {
+			return err
+		}
+		if !recurrent {
+			continue
+		}
+		for i := range s.layout.Recurrent {
+			l := &s.layout.Recurrent[i]
+			if err := move(l.State, l.StateStride, old, int(to)); err != nil {
+				return err
+			}
+			if err := move(l.Conv, l.ConvStride, old, int(to)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // movePage copies the first tokens of one page, in every layer (C-80).
 func (s *snapshotStore) movePage(dev gpu.Device, stream gpu.Stream, c *coordinator.Command) error {
 	slot := s.partial + gpu.Addr(int64(c.Snapshot)*s.partialBytes)

@@ -225,6 +225,36 @@ func pcgo_context_compact(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_st
 	return x.begin(h, n, err, work)
 }
 
+//export pcgo_context_move_slots
+func pcgo_context_move_slots(ctx C.pc_handle, model C.uint32_t, oldToNew *C.int32_t, count, lengths C.uint64_t) (st C.pc_status) {
+	x, e, serr := enterContext(ctx)
+	defer guard(&st, e)
+	if serr != nil {
+		return fail(serr)
+	}
+	defer x.leave()
+	if _, err := pagePool(model); err != nil {
+		return fail(err)
+	}
+	m, serr := slice[int32]("old_to_new", unsafe.Pointer(oldToNew), count)
+	if serr != nil {
+		return fail(serr)
+	}
+	if len(m) > x.maxBatch {
+		return failNew(status.InvalidArgument, "count: %d, expected at most %d", len(m), x.maxBatch)
+	}
+	next := int32(0)
+	for old, to := range m { // checked again: the copies below run in place
+		if to != -1 && to != next {
+			return failNew(status.InvalidArgument, "old_to_new[%d]: %d, expected -1 or %d, the next new slot", old, to, next)
+		}
+		if to >= 0 {
+			next++
+		}
+	}
+	return fail(x.store.moveSlots(x.dev, x.stream, m, uint64(lengths), model == C.PC_BASE))
+}
+
 //export pcgo_context_finish
 func pcgo_context_finish(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_status) {
 	x, e, serr := enterContext(ctx)

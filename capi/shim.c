@@ -262,6 +262,7 @@ PC_API const pc_api *pc_get_api(uint32_t version) {
         .context_complete_decode = pc_context_complete_decode,
         .context_begin_compaction = pc_context_begin_compaction,
         .context_compact = pc_context_compact,
+        .context_move_slots = pc_context_move_slots,
         .context_finish = pc_context_finish,
         .context_abandon = pc_context_abandon,
         .context_shutdown = pc_context_shutdown,

@@ -435,6 +435,23 @@ TEST(Abi, TwoRequestsInSlotsOfTheirOwn) {
     }
 }
 
+TEST(Abi, SlotsMoveDownInOrder) {
+    Context c;
+    std::array<int32_t, 4> lengths{10, 11, 12, 13};
+    auto const address = reinterpret_cast<uint64_t>(lengths.data());
+    auto const move = [&](std::vector<int32_t> const& m) {
+        return api().context_move_slots(c.handle, PC_BASE, m.data(), m.size(), address);
+    };
+    for (auto const& bad : {std::vector<int32_t>{1, 0}, {0, 2}, {-2}, {0, 0}, {0, 1, 2, 3, -1}}) {
+        EXPECT_EQ(move(bad), PC_ERROR_INVALID_ARGUMENT);
+    }
+    EXPECT_EQ(lengths, (std::array<int32_t, 4>{10, 11, 12, 13}));
+    EXPECT_EQ(move({-1, 0, -1, 1}), PC_OK) << api().last_error();
+    EXPECT_EQ(lengths, (std::array<int32_t, 4>{11, 13, 12, 13}));
+    EXPECT_EQ(api().context_move_slots(c.handle, 2, lengths.data(), 1, 0), PC_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(api().context_move_slots(c.handle, PC_DRAFT, nullptr, 0, 0), PC_OK);
+}
+
 TEST(Abi, TheManagerOfACoordinatorIsForQueries) {
     Context c;
     auto const tokens = tokensOf(4);

@@ -99,6 +99,10 @@ class DeviceCache : public HybridCacheManager {
         must(cuMemcpyDtoDAsync(mapping, reinterpret_cast<CUdeviceptr>(deviceMapping.rawPointer()),
                                static_cast<size_t>(4 * oldBatch), s),
              "cuMemcpyDtoDAsync");
+        if (byLibrary != nullptr) {
+            moveSlotState(*byLibrary, false, host, reinterpret_cast<void*>(lengths));
+            return;
+        }
         for (int32_t from = 0; from < oldBatch; ++from) {
             auto const to = host.at(static_cast<size_t>(from));
             if (to < 0 || to == from) {
@@ -115,7 +119,8 @@ class DeviceCache : public HybridCacheManager {
 
     std::array<CUdeviceptr, kLayers> kv{}, state{}, conv{};
     CUdeviceptr lengths = 0;
-    CUdeviceptr mapping = 0;  // copy of the mapping that a "kernel" saw
+    ContextCacheCoordinator* byLibrary = nullptr;  // moves the slots, where it is set
+    CUdeviceptr mapping = 0;                       // copy of the mapping that a "kernel" saw
 
   private:
     static void move(CUdeviceptr base, uint64_t bytes, int32_t from, int32_t to, CUstream s) {
@@ -372,6 +377,7 @@ TEST_F(DeviceCoordinator, LateAndOutOfOrderWorkReusesNothingWrong) {
         SCOPED_TRACE(seed);
         {
             Runtime runtime(seed);
+            runtime.cache.byLibrary = seed % 2 == 0 ? runtime.coordinator.get() : nullptr;
             simcuda_policy(static_cast<int>(seed % 3));
             for (int i = 0; i < 25 && !HasFailure(); ++i) {
                 runtime.request();

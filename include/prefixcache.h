@@ -1400,6 +1400,18 @@ PC_API pc_status pc_context_begin_compaction(pc_handle context, pc_handle reques
 PC_API pc_status pc_context_compact(pc_handle context, pc_handle request, pc_work *work);
 
 /*
+ * Carry out PC_WORK_COMPACT_SLOTS with ordered copies on the coordinator's stream,
+ * for runtimes without a kernel of their own: moves the recurrent and convolution
+ * state of the layers given at creation (PC_BASE), and an array of int32 lengths.
+ *   model              PC_BASE, PC_DRAFT
+ *   old_to_new, count  values and count of the work item
+ *   lengths            address of max_batch int32; 0: none
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_DEVICE.
+ */
+PC_API pc_status pc_context_move_slots(pc_handle context, uint32_t model, const int32_t *old_to_new, uint64_t count,
+                                       uint64_t lengths);
+
+/*
  * End a request normally, in any phase. The handle is stale once the step is
  * complete. A zero handle is legal.
  *   work  out: SYNCHRONIZE when work may be in flight
@@ -1633,6 +1645,8 @@ typedef struct pc_api {
     pc_status (*context_begin_compaction)(pc_handle context, pc_handle request, const int32_t *old_to_new,
                                           uint64_t count, int32_t new_batch, uint64_t device_mapping, pc_work *work);
     pc_status (*context_compact)(pc_handle context, pc_handle request, pc_work *work);
+    pc_status (*context_move_slots)(pc_handle context, uint32_t model, const int32_t *old_to_new, uint64_t count,
+                                    uint64_t lengths);
     pc_status (*context_finish)(pc_handle context, pc_handle request, pc_work *work);
     pc_status (*context_abandon)(pc_handle context, pc_handle request, uint32_t drained);
     pc_status (*context_shutdown)(pc_handle context, uint32_t drained);

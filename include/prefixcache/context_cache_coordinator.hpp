@@ -210,6 +210,11 @@ class ContextCacheCoordinator {
     friend uint64_t invalidateAdapter(ContextCacheCoordinator& coordinator, Hash128 const& adapter,
                                       std::optional<uint64_t> generation);
 
+    /// For a HybridCacheManager::compactSlotState without a kernel: moves the state of the
+    /// recurrent layers (base cache only) and the int32 lengths with ordered copies.
+    friend void moveSlotState(ContextCacheCoordinator& coordinator, bool isDraft, std::vector<int32_t> const& mapping,
+                              void* deviceLengths);
+
     /// Removes every record; pages in use stay.
     friend uint64_t flush(ContextCacheCoordinator& coordinator);
 

@@ -577,6 +577,13 @@ inline uint64_t invalidateAdapter(ContextCacheCoordinator& coordinator, Hash128 
     return removed;
 }
 
+inline void moveSlotState(ContextCacheCoordinator& coordinator, bool isDraft, std::vector<int32_t> const& mapping,
+                          void* deviceLengths) {
+    detail::check(coordinator.mApi, coordinator.mApi.context_move_slots(
+                                        coordinator.mContext, isDraft ? PC_DRAFT : PC_BASE, mapping.data(),
+                                        mapping.size(), detail::ResourceArguments::address(deviceLengths)));
+}
+
 inline uint64_t flush(ContextCacheCoordinator& coordinator) {
     uint64_t removed = 0;
     detail::check(coordinator.mApi, coordinator.mApi.manager_flush(coordinator.mManager.handle(), &removed));

@@ -15,6 +15,7 @@ from prefixcache import _ffi
 ORIGINAL_RECENCY = 1
 BLOCK_KEYS = 2
 HOST_MEMORY = 4
+WEAK_HASH = 8
 SHORTEN_VICTIMS = 16
 
 EXTRA_ADAPTER, EXTRA_POSITION, EXTRA_EMBEDDING, EXTRA_ISOLATION = 1, 2, 4, 8
@@ -421,6 +422,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "context_complete_decode": (_H, _H, _P, _P),
     "context_begin_compaction": (_H, _H, _P, c_uint64, c_int32, c_uint64, _P),
     "context_compact": (_H, _H, _P),
+    "context_move_slots": (_H, c_uint32, _P, c_uint64, c_uint64),
     "context_finish": (_H, _H, _P),
     "context_abandon": (_H, _H, c_uint32),
     "context_shutdown": (_H, c_uint32),
