@@ -299,6 +299,7 @@ class World:
             "count": 2,
             "new_batch": 1,
             "device_mapping": 0,
+            "lengths": 0,
             "drained": 1,
             "info": _abi.sized(_abi.SequenceInfo if name == "context_get_sequence" else _abi.RequestInfo),
             "index": 0,
