@@ -270,9 +270,19 @@ def test_spans_go_by_scheduled_tokens_not_by_length(host):
     assert same(out.hidden_states["M"], rows("M", 0, 4))
 
 
-def test_many_short_requests_leave_nothing_behind(make_host):
+def test_consumed_steps_never_make_a_save_wait(make_host):
+    host = make_host(num_blocks=256, staging_depth=2)
+    names = [f"r{i}" for i in range(8)]
+    for i, name in enumerate(names):
+        host.arrive(name, list(range(26 * i, 26 * i + 26)))
+    for _ in range(100):
+        host.go(dict.fromkeys(names, 1), ("k",))
+    assert host.manager.stats()["staging_waits"] == 0
+
+
+def test_many_short_requests_leave_nothing_behind(make_host, mode):
     host = make_host(policy=DEFERRED)
-    for i in range(1500):
+    for i in range(10_000 if mode == "eager" else 2_000):
         name = f"r{i}"
         host.arrive(name, [i % 16])
         host.go({name: 2}, ("k", "d"))
