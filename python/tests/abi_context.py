@@ -368,6 +368,13 @@ class World:
             arguments.append(value)
         return getattr(self.lib, name)(*arguments)
 
+    def refused(self, name: str, values: dict[str, object], expected: int, says: str, **replaced: object) -> None:
+        """The call fails as expected, says why, and changes nothing."""
+        before = self.snapshot()
+        assert self.call(name, values, **replaced) == expected, self.error()
+        assert re.search(says, self.error()), f"{name} says {self.error()!r}, expected {says!r}"
+        assert self.snapshot() == before
+
     def error(self) -> str:
         return self.lib.error_text()
 

@@ -227,6 +227,7 @@ class Rig:
         draft_batch: int | None = None,
         original_recency: bool = False,
         shorten_victims: bool = False,
+        weak_hash: bool = False,
     ) -> None:
         self.kind, self.p = kind, tokens_per_page
         attention = [KV] if kind != Kind.PURE_RECURRENT else []
@@ -251,6 +252,7 @@ class Rig:
             max_requests=requests,
             original_recency=original_recency,
             shorten_victims=shorten_victims,
+            weak_hash=weak_hash,
             recurrent_snapshot_budget_bytes=snapshots * self.base.recurrent_slot_bytes(),
             partial_kv_snapshot_budget_bytes=snapshots * self.base.partial_slot_bytes() if recurrent else 0,
         )

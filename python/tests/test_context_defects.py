@@ -314,3 +314,32 @@ def test_headroom_grows_ahead():
         c.prepare_decode_step(r, base_headroom=-1)
     live.decode([[6]]).finish()
     rig.emptied()
+
+
+@pytest.mark.parametrize("kind", [Kind.HYBRID, Kind.PURE_RECURRENT, Kind.EAGLE])
+def test_slot_state_can_be_moved_by_the_library(kind):
+    """A runtime without a kernel hands the move back."""
+    rig = Rig(kind)
+    lengths = array("i", [11, 12, 13, 14])
+
+    def move(cache, draft):
+        def compact(old_to_new, new_batch_size, device_mapping, stream):
+            at = 0 if draft else lengths.buffer_info()[0]
+            rig.coordinator.move_slot_state(old_to_new, draft=draft, lengths=at)
+
+        cache.compact_slot_state = compact
+
+    move(rig.base, False)
+    if rig.draft is not None:
+        move(rig.draft, True)
+    live = rig.begin(prompt(300), prompt(200, 1), prompt(130, 2)).prefill()
+    live.compact([-1, 0, 1])
+    assert list(lengths) == [12, 13, 13, 14]
+    live.check()  # the state of the survivors came along
+    live.decode([[5], [6]], [0, 1]).check()
+    live.finish()
+    rig.emptied()
+    with pytest.raises(PrefixCacheError, match="old_to_new"):
+        rig.coordinator.move_slot_state([1, 0])
+    with pytest.raises(PrefixCacheError, match="count"):
+        rig.coordinator.move_slot_state([-1] * 5)

@@ -44,18 +44,23 @@ def image(digest: Hash128 | None, before: int = 10, count: int = 200, after: int
 # ------------------------------------------------------------------------- identity
 
 
-def test_vllm_12621_content_is_compared_not_a_hash():
-    """Keys that collide are the caller's promise; tokens never are."""
-    rig = Rig()
+@pytest.mark.parametrize("kind", list(Kind))
+def test_vllm_12621_content_is_compared_not_a_hash(kind):
+    """GHSA-rm76-4mrf-v9r8: with a hash that always collides, a crafted prompt gets nothing."""
+    rig = Rig(kind, weak_hash=True)
     rig.publish(prompt(257))
     for at in (0, 1, 63, 127):
-        other = prompt(257)
+        other = prompt(260)
         other[at] += 1
         assert rig.hit(other) == 0, at
+    assert rig.hit(prompt(260)) == {Kind.VANILLA: 256, Kind.EAGLE: 128}.get(kind, 257)
+    assert rig.manager.metrics()["hash_collisions"] > 0
+    rig.emptied()
 
 
-def test_openvino_genai_3722_difference_in_the_second_block_only():
-    rig = Rig()
+@pytest.mark.parametrize("weak", [True, False])
+def test_openvino_genai_3722_difference_in_the_second_block_only(weak):
+    rig = Rig(weak_hash=weak)
     rig.publish(prompt(385))
     for at in (128, 200, 255):
         other = prompt(385)

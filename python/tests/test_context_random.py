@@ -40,7 +40,7 @@ def extras(salt: int) -> BlockKeyExtras | None:
 class Walk:
     """The cache and the model, side by side."""
 
-    def __init__(self, seed: int, modes, capacity, limit: int, original: bool) -> None:
+    def __init__(self, seed: int, modes, capacity, limit: int, original: bool, weak_hash: bool) -> None:
         self.random = random.Random(seed)
         self.modes = modes
         base, draft, recurrent, partial = capacity
@@ -52,6 +52,7 @@ class Walk:
             tokens_per_page=P,
             max_records=limit,
             original_recency=original,
+            weak_hash=weak_hash,
         )
         self.model = Model(P, capacity, limit, original)
         self.live: list[tuple[object, Lease]] = []
@@ -293,4 +294,12 @@ class Walk:
     ],
 )
 def test_random_operations(modes, capacity, limit, original):
-    Walk(SEED, modes, capacity, limit, original).run(STEPS)
+    Walk(SEED, modes, capacity, limit, original, weak_hash=False).run(STEPS)
+
+
+@pytest.mark.parametrize("modes", [[VANILLA], [VANILLA, SPEC], [HYBRID]])
+def test_random_operations_when_every_lookup_collides(modes):
+    """Identity is compared, so nothing changes but the time that it takes."""
+    walk = Walk(SEED, modes, (24, 18, 6, 6), 8, False, weak_hash=True)
+    walk.run(STEPS // 3)
+    assert walk.cache.metrics()["hash_collisions"] > 5

@@ -233,6 +233,14 @@ class ContextCacheCoordinator:
         request._mapping = None
         return status
 
+    def move_slot_state(self, old_to_new: Sequence[int], *, draft: bool = False, lengths: int = 0) -> None:
+        """For a ``compact_slot_state`` without a kernel: moves the recurrent and convolution
+        state (base cache only) and the int32 at the address ``lengths`` with ordered
+        copies on the stream. To be called from inside that callback."""
+        mapping = integers("old_to_new", old_to_new)
+        model, at = (_abi.DRAFT if draft else _abi.BASE), uint64("lengths", lengths)
+        self._check(self._library.context_move_slots(self.handle, model, address(mapping), len(mapping), at))
+
     def finish(self, request: RequestHandle) -> Status:
         """Ends a request normally, in any phase. An empty handle is fine."""
         if not request.valid():

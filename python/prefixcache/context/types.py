@@ -227,6 +227,7 @@ class ContextCacheConfig:
     original_recency: bool = False  # a vanilla hit does not refresh its record
     shorten_victims: bool = False  # an eviction takes no more of a record than it needs
     host_memory: bool = True  # addresses are plain host memory, also where there is a GPU
+    weak_hash: bool = False  # tests: every table lookup collides
 
 
 @dataclass(frozen=True)
