@@ -46,9 +46,10 @@ func StartCommitter[J any](dev Device, src Source[J], run func(*J) error) (*Comm
 		if err != nil {
 			return
 		}
+		var j J // escapes, so one for all jobs
 		for {
-			j, ok := src.AwaitJob()
-			if !ok {
+			var ok bool
+			if j, ok = src.AwaitJob(); !ok {
 				return
 			}
 			src.JobDone(&j, guard(&j, run))

@@ -35,6 +35,7 @@
 //	source ──Save──▶ mirror                      immediate key, written inline
 //	source ──Save──▶ staging page ──job──▶ mirror    immediate key, large step, threaded
 //	source ──Save──▶ row store ──job──▶ mirror       deferred key, when its request ends
+//	device ──Save──▶ frozen ──copy stream──▶ staging page ──job──▶ mirror or row store
 //	mirror row about to be claimed ──▶ row store     copied aside for a planned read
 //	mirror, row store, zeros ──Materialize──▶ result
 //
@@ -61,5 +62,10 @@
 // Eager: the thread that causes a write carries it out. Threaded: writes are jobs
 // (plain lists of copies) that a committer outside this package takes, runs and
 // reports; core starts no threads and has no clock, see Waiter. Results are the
-// same (O-34). A device adapter takes the same jobs and copies on its stream.
+// same (O-34).
+//
+// Rows on a device: Save decides on an ordered list of commands, plain values that an
+// Executor outside this package carries out, and publishes the step only when all of
+// it is on its way (device.go). Its job, and whoever reads its page, first waits until
+// the page has landed. From there on such a step is like any other.
 package omni
