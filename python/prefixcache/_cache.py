@@ -11,7 +11,7 @@ import re
 import struct
 import weakref
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from prefixcache import _ffi
 from prefixcache._batch import BatchLayout
@@ -113,6 +113,12 @@ class OmniCache:
         step: int = _STEP.unpack_from(self._save_args, _STEP_OFFSET)[0]
         return step
 
+    def forget(self, known: Container[int]) -> None:
+        """Discard the step of the last :meth:`save` when its id reached nobody."""
+        step: int = _STEP.unpack_from(self._save_args, _STEP_OFFSET)[0]
+        if step and step not in known:
+            self.library.omni_discard(self.handle, step)
+
     def materialize(self, step: int, reads: Sequence[Read], layout: BatchLayout) -> None:
         packed = (
             b"".join([_READ.pack(key, 0, first, count, at, nbytes) for key, first, count, at, nbytes in reads])
@@ -146,7 +152,7 @@ class OmniCache:
         text = self.library.error_text() or self.library.status_name(status).decode()
         if "#" in text:
             known = self._names() | (names or {})
-            text = re.sub(r"#(\d+)", lambda m: known.get(int(m[1]), m[0]), text)
+            text = re.sub(r"#(\d+)", lambda m: str(known.get(int(m[1]), m[0])), text)
         return error_of(status, text)
 
 

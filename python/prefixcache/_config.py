@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ HIDDEN_KEY = "__hidden_states__"
 
 _NO_WAIT = -1  # claim_timeout_ns below zero: fail at once instead of waiting
 _MAX_TIMEOUT_NS = 1 << 62
+_MAX_SIZE = (1 << 62) - 1
 
 
 @dataclass(frozen=True)
@@ -75,24 +77,37 @@ class PrefixCacheConfig:
         Raises PrefixCacheArgumentError for a value that cannot be meant.
         """
         for name in ("num_blocks", "block_size", "staging_depth", "staging_capacity_tokens"):
-            value = getattr(self, name)
-            if not 1 <= int(value) < 1 << 62:
-                raise PrefixCacheArgumentError(f"PrefixCacheConfig.{name} is {value}, expected 1 or more")
-        timeout = float(self.staging_claim_timeout_s)
+            if not 1 <= self._integer(name) <= _MAX_SIZE:
+                raise PrefixCacheArgumentError(
+                    f"PrefixCacheConfig.{name} is {getattr(self, name)}, expected 1 or more (and below 2^62)"
+                )
+        try:
+            timeout = float(self.staging_claim_timeout_s)
+        except (TypeError, ValueError, OverflowError):
+            timeout = math.nan
         if timeout != timeout:
-            raise PrefixCacheArgumentError("PrefixCacheConfig.staging_claim_timeout_s is NaN, expected seconds")
+            raise PrefixCacheArgumentError(
+                f"PrefixCacheConfig.staging_claim_timeout_s is {self.staging_claim_timeout_s!r}, expected seconds"
+            )
         options = _ffi.OmniOptions()
         options.struct_size = ctypes.sizeof(options)
         options.flags = _ffi.OMNI_EAGER if eager else 0
         options.num_blocks = int(self.num_blocks)
         options.block_size = int(self.block_size)
         # A cap of nothing still admits one step at a time, which 1 byte expresses.
-        options.staging_bytes = max(1, int(self.gpu_staging_bytes))
+        options.staging_bytes = min(max(1, self._integer("gpu_staging_bytes")), _MAX_SIZE)
         options.staging_depth = int(self.staging_depth)
         options.staging_capacity_tokens = int(self.staging_capacity_tokens)
         options.claim_timeout_ns = max(1, int(min(timeout * 1e9, _MAX_TIMEOUT_NS))) if timeout > 0 else _NO_WAIT
-        options.copy_chunk_bytes = max(1, int(self.copy_chunk_bytes))
+        options.copy_chunk_bytes = min(max(1, self._integer("copy_chunk_bytes")), _MAX_SIZE)
         return options
+
+    def _integer(self, name: str) -> int:
+        value = getattr(self, name)
+        try:
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            raise PrefixCacheArgumentError(f"PrefixCacheConfig.{name} is {value!r}, expected an integer") from None
 
 
 @dataclass(frozen=True)

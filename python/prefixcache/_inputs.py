@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Mapping
 from numbers import Integral
+from operator import index
 from typing import Any
 
+import numpy as np
 import torch
 
 from prefixcache._errors import OmniPrefixCacheUnmatchError, PrefixCacheArgumentError
+
+_MAX_COUNT = (1 << 63) - 1
+
+
+def token_count(value: Any, what: str, *names: object) -> int:
+    """An integer of any type; ``what`` (with ``names`` filled in) is its name in errors."""
+    try:
+        n = index(value)
+    except TypeError:
+        raise PrefixCacheArgumentError(f"{what.format(*names)} is {value!r}, expected an integer") from None
+    if n > _MAX_COUNT:
+        raise PrefixCacheArgumentError(f"{what.format(*names)} is {n}, expected at most 2^63 - 1")
+    return n
+
+
+def listed(name: str, values: Iterable[Any]) -> list[Any]:
+    """Any iterable as a list."""
+    try:
+        return list(values)
+    except TypeError:
+        raise PrefixCacheArgumentError(f"{name} is a {type(values).__name__}, expected an iterable") from None
+
+
+def mapping(name: str, value: Any) -> Mapping[Any, Any]:
+    """``value``, if it is a mapping."""
+    if not isinstance(value, dict | Mapping):  # dict apart: the test for it is ten times quicker
+        raise PrefixCacheArgumentError(f"{name} is a {type(value).__name__}, expected a mapping")
+    return value
 
 
 def hit_blocks(request: Any, hit_tokens: int, block_size: int) -> array[int]:
@@ -19,28 +50,51 @@ def hit_blocks(request: Any, hit_tokens: int, block_size: int) -> array[int]:
     the library to refuse.
     """
     blocks = getattr(request, "block_ids", None)
-    if blocks is None or len(blocks) == 0:
+    if blocks is None:
         return array("q")
-    first = blocks[0]
-    # Arrays and tensors count as groups unless they are single numbers.
-    if isinstance(first, list) or (not isinstance(first, Integral) and getattr(first, "ndim", 1) != 0):
-        blocks = () if first is None else first
     try:
-        return array("q", list(blocks[: -(-hit_tokens // block_size)]))
+        if not isinstance(blocks, list | tuple):
+            blocks = list(blocks)
+        if not blocks:
+            return array("q")
+        first = blocks[0]
+        # Arrays and tensors count as groups unless they are single numbers.
+        if isinstance(first, list):
+            blocks = first
+        elif not isinstance(first, Integral) and getattr(first, "ndim", 1) != 0:
+            blocks = () if first is None else list(first)
+        return array("q", blocks[: -(-hit_tokens // block_size)])
     except (TypeError, OverflowError) as e:
-        raise PrefixCacheArgumentError(f"block_ids of req {request.req_id}: {e}") from e
+        raise PrefixCacheArgumentError(
+            f"block_ids of req {request.req_id}: {e}; expected integers, or a list of them for each KV group"
+        ) from e
 
 
 def slot_array(slots: Any, num_tokens: int) -> torch.Tensor:
     """The step's slots as contiguous int64 in host memory; exactly ``num_tokens`` of them."""
     if not isinstance(slots, torch.Tensor):
-        slots = torch.as_tensor(slots)
+        slots = _slot_tensor(slots)
     if slots.numel() != num_tokens:
         raise OmniPrefixCacheUnmatchError(
             f"slot mapping covers {slots.numel()} of {num_tokens} scheduled tokens; the view and the scheduler disagree"
         )
-    if slots.dtype is torch.int64 and slots.is_cpu and slots.is_contiguous():
+    if slots.dtype is torch.int64 and slots.is_cpu and slots.layout is torch.strided and slots.is_contiguous():
         return slots
+    if slots.layout is not torch.strided or slots.is_meta:
+        raise PrefixCacheArgumentError(f"slot mapping is {slots.layout} on {slots.device}, expected a dense tensor")
     if slots.is_floating_point() or slots.is_complex() or slots.dtype is torch.bool:
         raise PrefixCacheArgumentError(f"slot mapping has dtype {slots.dtype}, expected int64")
     return slots.to("cpu", torch.int64).contiguous()
+
+
+def _slot_tensor(slots: Any) -> torch.Tensor:
+    """Slots that are no tensor: an array of any integers and strides, on a device too, or a sequence."""
+    try:
+        if hasattr(slots, "__cuda_array_interface__"):
+            return torch.as_tensor(slots)
+        values = np.asarray(slots if hasattr(slots, "__array__") else list(slots))
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise PrefixCacheArgumentError(f"slot mapping is a {type(slots).__name__}, expected int64 numbers: {e}") from e
+    if values.size and values.dtype.kind not in "iu":
+        raise PrefixCacheArgumentError(f"slot mapping has dtype {values.dtype}, expected int64")
+    return torch.from_numpy(values.astype(np.int64))  # a copy: torch wants its own byte order, and to write

@@ -47,9 +47,12 @@ def element_of(value: Any, start: int, end: int, total: int) -> Any:
     anything else                       the same object
     """
     if isinstance(value, torch.Tensor):
-        if value.dim() > 0 and value.shape[0] == total:
+        if value.dim() == 0 or value.is_nested or value.shape[0] != total:
+            return value.clone()
+        if value.layout is torch.strided:
             return value[start:end]
-        return value.clone()
+        # Other layouts have no views; all but COO are not cut at all.
+        return value.narrow_copy(0, start, end - start) if value.is_sparse else value.to_dense()[start:end]
     if isinstance(value, dict):
         return {key: element_of(item, start, end, total) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ def sort_outputs(
     keys: KeyTable,
     policy: ModelCachePolicy,
     hidden: torch.Tensor | None,
-    mm: dict[str, Any],
+    mm: Mapping[str, Any],
     n: int,
     padded: int,
     streams: dict[torch.device, Any],
@@ -45,6 +46,9 @@ def sort_outputs(
     if hidden is not None:
         if not isinstance(hidden, torch.Tensor):
             hidden = _array("hidden_states", hidden)
+        elif hidden.layout is not torch.strided or hidden.is_nested:
+            kind = "nested" if hidden.is_nested else hidden.layout
+            raise PrefixCacheArgumentError(f"hidden_states is {kind}, expected a dense tensor")
         rows = hidden.shape[0] if hidden.dim() >= 2 else 0
         if rows < n:
             raise OmniPrefixCacheUnmatchError(f"hidden_states has {rows} rows, need {n}")

@@ -31,7 +31,13 @@ def is_step_rows(value: Any, num_tokens: int, padded: int) -> bool:
     or that number padded for a CUDA graph. Another output that has this size by chance
     cannot be told apart.
     """
-    if not isinstance(value, torch.Tensor | DeviceRows) or value.dim() < 2 or value.layout is not torch.strided:
+    if isinstance(value, torch.Tensor):
+        # The bytes of a quantized tensor mean nothing without its quantizer.
+        if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+            return False
+    elif not isinstance(value, DeviceRows):
+        return False
+    if value.dim() < 2:
         return False
     rows: int = value.shape[0]
     return rows == num_tokens or (rows == padded and rows > num_tokens)
@@ -150,6 +156,8 @@ class KeyTable:
         if former is not None and former.visible:
             self._refuse(former, shape, dtype)
             return None
+        if not isinstance(name, str):
+            raise PrefixCacheArgumentError(f"mm_outputs has the name {name!r}, expected a string")
         text = name.encode("utf-8", "surrogatepass")
         number = ctypes.c_uint32()
         tag = _type_tags.setdefault(dtype, len(_type_tags) + 1)

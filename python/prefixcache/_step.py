@@ -51,7 +51,7 @@ class StepContext:
         outside = set(req_ids).difference(index)
         if outside:
             raise OmniPrefixCacheUnmatchError(
-                f"materialize(step {step_id}) got req ids outside the save snapshot: {sorted(outside)[:8]}"
+                f"materialize(step {step_id}) got req ids outside the save snapshot: {sorted(outside, key=str)[:8]}"
             )
         positions = [index[r] for r in req_ids]
         if self.foreign_hidden is not None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from operator import index
 from typing import Any, Protocol
@@ -39,7 +39,7 @@ from prefixcache._errors import (
     PrefixCacheArgumentError,
     PrefixCacheError,
 )
-from prefixcache._inputs import hit_blocks, slot_array
+from prefixcache._inputs import hit_blocks, listed, mapping, slot_array, token_count
 from prefixcache._outputs import place_rows, sort_outputs
 from prefixcache._rows import Key, KeyTable
 from prefixcache._step import StepContext
@@ -132,25 +132,30 @@ class OmniPrefixCacheManager:
         one that is not block aligned, a block list that does not cover it, and after a
         failed write.
         """
-        scheduled = scheduler_output.num_scheduled_tokens
         finished = getattr(scheduler_output, "finished_req_ids", None)
+        finished = [] if finished is None else listed("finished_req_ids", finished)
         arrivals = getattr(scheduler_output, "scheduled_new_reqs", None)
+        arrivals = [] if arrivals is None else listed("scheduled_new_reqs", arrivals)
+        scheduled = mapping("num_scheduled_tokens", scheduler_output.num_scheduled_tokens)
+        ids, counts = list(scheduled), list(scheduled.values())
         self._enter()
         try:
+            changed = counts != self._scheduled_counts or ids != self._scheduled_ids
+            if changed:  # checked before the library takes anything in
+                tokens = {r: token_count(n, "num_scheduled_tokens[{!r}]", r) for r, n in zip(ids, counts, strict=True)}
             if finished or arrivals:
-                self._begin_with(finished or (), list(arrivals or ()))
+                self._begin_with(finished, arrivals)
             else:
                 self._cache.begin()
                 self._hits = {}
-            ids, counts = list(scheduled), list(scheduled.values())
-            if counts != self._scheduled_counts or ids != self._scheduled_ids:
-                self._scheduled = dict(zip(ids, counts, strict=True))
+            if changed:
+                self._scheduled = tokens
                 self._scheduled_ids, self._scheduled_counts = ids, counts
                 self._layout = None
         finally:
             self._engine.release()
 
-    def _begin_with(self, finished: Iterable[str], arrivals: Sequence[Any]) -> None:
+    def _begin_with(self, finished: Sequence[str], arrivals: Sequence[Any]) -> None:
         numbers = self._numbers
         leaving = {r: numbers[r] for r in finished if r in numbers}
         # An id may finish and come back within one output: it is a new request then.
@@ -161,7 +166,9 @@ class OmniPrefixCacheManager:
             number = fresh.get(r) or (None if r in leaving else numbers.get(r))
             if number is None:
                 number = fresh[r] = self._next_number + len(fresh)
-            hit = max(0, int(getattr(request, "num_computed_tokens", 0) or 0))
+            hit = max(
+                0, token_count(getattr(request, "num_computed_tokens", 0) or 0, "num_computed_tokens of req {}", r)
+            )
             packed.append((number, hit, hit_blocks(request, hit, self._config.block_size) if hit else array("q")))
         accepted = self._cache.begin_with(array("Q", leaving.values()), packed, fresh)
         for r in leaving:
@@ -195,26 +202,33 @@ class OmniPrefixCacheManager:
         a former write failed), OmniPrefixCacheStagingTimeoutError (too many unconsumed
         steps), PrefixCacheArgumentError (a tensor or a count is malformed).
         """
-        n = index(num_tokens_unpadded)
-        padded = n if num_tokens_padded is None else index(num_tokens_padded)
+        n = token_count(num_tokens_unpadded, "num_tokens_unpadded")
+        padded = n if num_tokens_padded is None else token_count(num_tokens_padded, "num_tokens_padded")
         if n < 0:
             raise PrefixCacheArgumentError(f"num_tokens_unpadded is {n}, expected 0 or more")
+        mm = {} if mm_outputs is None else mapping("mm_outputs", mm_outputs)
         self._enter()
         try:
             layout = self._batch_layout()
             context = StepContext(layout, layout.plan(self._hits))
             slots = slot_array(self._view.step_slots_cpu(layout.ids, layout.scheduled), n) if n else None
             wanted = hidden_states if n and self._policy.needs_full_hidden_states else None
-            sources = sort_outputs(context, self._keys, self._policy, wanted, mm_outputs or {}, n, padded, self._streams)
+            sources = sort_outputs(context, self._keys, self._policy, wanted, mm, n, padded, self._streams)
             # `owners` keeps copies of rows that were not in order until the library has read them.
             with self._inference if layout.num_requests > 1 else _NORMAL_MODE:
                 owners, stream = place_rows(context, self._cache, sources, n, keep_large=not self._eager)
-            step = self._cache.save(layout, 0 if slots is None else slots.data_ptr(), n, len(sources), stream)
+            slots_at = 0 if slots is None else slots.data_ptr()
+            try:
+                step = self._cache.save(layout, slots_at, n, len(sources), stream)
+                self._steps[step] = context
+            except BaseException:
+                # A signal handler that raises does so here, when the library has saved.
+                self._cache.forget(self._steps)
+                raise
             del owners
             for key in context.keys:
                 key.visible = True
             self._hits = {}
-            self._steps[step] = context
             return step
         finally:
             self._engine.release()
@@ -222,18 +236,23 @@ class OmniPrefixCacheManager:
     def _batch_layout(self) -> BatchLayout:
         """This step's layout; the last step's object when nothing changed."""
         ids = self._view.batch_req_ids()
+        if not isinstance(ids, list):
+            ids = list(ids)
         layout = self._layout
         if layout is not None and layout.ids == ids:
             return layout
         ids = list(ids)
         numbers = self._numbers
+        counts = {r: self._scheduled.get(r, 0) for r in ids}
+        passing: dict[str, int] = {}
         for r in ids:
-            # A request that no scheduler output announced: it has rows all the same.
-            if r not in numbers:
-                numbers[r] = self._next_number
+            # A request that no scheduler output announced has rows all the same. Without
+            # rows its number is not kept: a batch may still have requests that finished.
+            if r not in numbers and r not in passing:
+                (numbers if counts[r] else passing)[r] = self._next_number
                 self._next_number += 1
-        counts = {r: int(self._scheduled.get(r, 0)) for r in ids}
-        self._layout = layout = BatchLayout(ids, counts, [numbers[r] for r in ids])
+        known = {**numbers, **passing} if passing else numbers
+        self._layout = layout = BatchLayout(ids, counts, [known[r] for r in ids])
         return layout
 
     # ---------------------------------------------------------------- any thread
@@ -248,17 +267,19 @@ class OmniPrefixCacheManager:
         Raises OmniPrefixCacheUnmatchError: an id that was never saved or is consumed, a
         request that was not in the batch, a hit whose rows do not exist, a failed write.
         """
-        context = self._take(step_id)
+        step_id, context = self._take(step_id)
         layout = context.layout
         positions: Sequence[int] | None = None
-        if req_ids != layout.ids or context.foreign_hidden is not None:
-            try:
+        try:
+            if not isinstance(req_ids, list):
+                req_ids = listed("req_ids", req_ids)
+            if req_ids != layout.ids or context.foreign_hidden is not None:
                 positions = context.positions(step_id, req_ids)
-            except OmniPrefixCacheUnmatchError:
-                # The step is consumed all the same; a failed write is the better error.
-                self._cache.materialize(step_id, (), layout)
-                raise
-        buffers, part, reads = context.read(positions, self._policy.needs_full_hidden_states, self._buffer)
+            buffers, part, reads = context.read(positions, self._policy.needs_full_hidden_states, self._buffer)
+        except BaseException:
+            # The step is consumed all the same; a failed write is the better error.
+            self._cache.materialize(step_id, (), layout)
+            raise
         self._cache.materialize(step_id, reads, layout)
         return context.outputs(buffers, part, req_ids, positions)
 
@@ -268,7 +289,8 @@ class OmniPrefixCacheManager:
         Works after a failed write. Raises OmniPrefixCacheUnmatchError for an id that was
         never saved or is consumed.
         """
-        self._cache.discard(step_id, self._take(step_id).layout)
+        step_id, context = self._take(step_id)
+        self._cache.discard(step_id, context.layout)
 
     def shutdown(self) -> None:
         """Wait for running work, drop what is pending, refuse further steps. Repeatable."""
@@ -281,13 +303,18 @@ class OmniPrefixCacheManager:
         """
         return self._cache.stats()
 
-    def _take(self, step_id: int) -> StepContext:
-        context = self._steps.pop(step_id, None)
+    def _take(self, step_id: int) -> tuple[int, StepContext]:
+        """The step's id as a plain int, for the library, and its context."""
+        try:
+            step = index(step_id)
+        except TypeError:
+            step = 0  # no step has it
+        context = self._steps.pop(step, None)
         if context is None:
             raise OmniPrefixCacheUnmatchError(
-                f"step context {step_id} missing (have {sorted(self._steps.copy())}); already consumed or never saved"
+                f"step context {step_id!r} missing (have {sorted(self._steps.copy())}); already consumed or never saved"
             )
-        return context
+        return step, context
 
     # -------------------------------------------------------------------- inside
 
