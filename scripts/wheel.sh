@@ -20,7 +20,8 @@ find_python() {
 
 if [ "$(cat $tools/pins 2>/dev/null)" != "${pins[*]}" ]; then
     if ! find_python; then
-        [ "$(id -u)" = 0 ] && apt-get install -y -qq --no-install-recommends python3-venv >/dev/null 2>&1
+        install="apt-get install -y -qq --no-install-recommends python3-venv"
+        [ "$(id -u)" = 0 ] && { $install || { apt-get update -qq && $install; }; } >/dev/null 2>&1
         find_python || { say "no Python 3.11+ with ensurepip (as root: apt-get install python3-venv)"; exit 1; }
     fi
     rm -rf $tools
