@@ -57,7 +57,10 @@ class Cache:
         done = (ctypes.c_uint64 * max(1, len(finished)))(*finished)
         self.blocks = [(ctypes.c_int64 * max(1, len(b)))(*b) for _, _, b in arrivals]
         new = (NewRequest * max(1, len(arrivals)))(
-            *[NewRequest(r, hit, ctypes.addressof(b), len(b) if hit else 0) for (r, hit, _), b in zip(arrivals, self.blocks)]
+            *[
+                NewRequest(r, hit, ctypes.addressof(b), len(b) if hit else 0)
+                for (r, hit, _), b in zip(arrivals, self.blocks, strict=True)
+            ]
         )
         return self.lib.pc_omni_step_begin(
             self.handle, done, ctypes.c_size_t(len(finished)), new, ctypes.c_size_t(len(arrivals)), None
@@ -69,7 +72,10 @@ class Cache:
         requests, counts = (ctypes.c_uint64 * 1)(request), (ctypes.c_int64 * 1)(n)
         where = (ctypes.c_int64 * n)(*slots)
         rows = (Rows * len(sources))(
-            *[Rows(key=k, flags=f, rows=a, row_stride=s) for k, f, a, s in zip(self.keys, flags, sources, strides)]
+            *[
+                Rows(key=k, flags=f, rows=a, row_stride=s)
+                for k, f, a, s in zip(self.keys, flags, sources, strides, strict=True)
+            ]
         )
         args = SaveArgs(struct_size=ctypes.sizeof(SaveArgs), stream=self.stream if stream is None else stream,
                         requests=ctypes.addressof(requests), counts=ctypes.addressof(counts), num_requests=1,
@@ -81,7 +87,10 @@ class Cache:
         """(status, rows of both keys) of a step of one request with count rows in all."""
         out = [(ctypes.c_uint8 * (count * ROW))() for _ in self.keys]
         reads = (Read * len(out))(
-            *[Read(key=k, count=1, dst=ctypes.addressof(o), dst_bytes=len(o)) for k, o in zip(self.keys, out)]
+            *[
+                Read(key=k, count=1, dst=ctypes.addressof(o), dst_bytes=len(o))
+                for k, o in zip(self.keys, out, strict=True)
+            ]
         )
         status = self.lib.pc_omni_materialize(self.handle, ctypes.c_uint64(step), reads, ctypes.c_size_t(len(out)))
         return status, [bytes(o) for o in out]

@@ -11,8 +11,8 @@ import ctypes
 from types import SimpleNamespace
 
 import pytest
-import torch
 import sim_driver
+import torch
 from omni_host import HIDDEN, Host, eventually, rows, same
 
 from prefixcache import PrefixCacheArgumentError, PrefixCacheError
@@ -121,7 +121,9 @@ def test_rows_of_foreign_arrays_are_cached_and_hit(make_host, driver, dtype, kin
     def step(scheduled, hidden=True):
         outs = {}
         for key in (HIDDEN, "late"):
-            t = torch.cat([values(r, host.view.computed[r], host.view.computed[r] + n, key) for r, n in scheduled.items()])
+            t = torch.cat(
+                [values(r, host.view.computed[r], host.view.computed[r] + n, key) for r, n in scheduled.items()]
+            )
             outs[key] = array(t)
             arrays.append(outs[key])
         return host.save({"late": outs["late"]}, hidden=outs[HIDDEN])
@@ -185,7 +187,9 @@ def test_what_cannot_be_taken_is_refused_and_leaves_no_trace(make_host, driver):
     other = CudaArray(driver, rows("A", 0, 2), stream=2)
     with pytest.raises(PrefixCacheArgumentError, match="streams"):
         host.save({"k": other}, hidden=good)
-    pointer = SimpleNamespace(__cuda_array_interface__=good.__cuda_array_interface__ | {"data": (rows("A", 0, 2).data_ptr(), False)})
+    pointer = SimpleNamespace(
+        __cuda_array_interface__=good.__cuda_array_interface__ | {"data": (rows("A", 0, 2).data_ptr(), False)}
+    )
     with pytest.raises(PrefixCacheError, match="host memory"):
         host.save(hidden=pointer)
     with pytest.raises(NotImplementedError, match="no CUDA"):
@@ -196,7 +200,9 @@ def test_what_cannot_be_taken_is_refused_and_leaves_no_trace(make_host, driver):
     with pytest.raises(PrefixCacheArgumentError, match="element type"):
         host.save(hidden=odd)
     after = host.manager.stats()
-    assert {k: v for k, v in after.items() if k != "reserved_bytes"} == {k: v for k, v in before.items() if k != "reserved_bytes"}
+    assert {k: v for k, v in after.items() if k != "reserved_bytes"} == {
+        k: v for k, v in before.items() if k != "reserved_bytes"
+    }
     out = host.read(host.save(hidden=good), "A")
     assert same(out.hidden_states["A"], rows("A", 0, 2))
     good.free()
@@ -221,7 +227,7 @@ def test_a_failed_copy_is_sticky_and_named(make_host, driver):
         host.read(host.save(hidden=a), "A")
     eventually(lambda: host.manager.stats()["failed_writes"] == 1)
     for call in (lambda: host.begin({"A": 2}), lambda: host.save(hidden=a)):
-        with pytest.raises(OmniPrefixCacheUnmatchError, match="write failed.*CUDA_ERROR_ILLEGAL_ADDRESS"):
+        with pytest.raises(OmniPrefixCacheUnmatchError, match=r"write failed.*CUDA_ERROR_ILLEGAL_ADDRESS"):
             call()
     host.destroyed = True
     host.manager.shutdown()
@@ -278,4 +284,6 @@ def test_leftovers_are_cloned_then_landed_beside_the_forward():
 def test_a_replica_without_a_landing_stays_as_it_was():
     value = {"a": (torch.ones(2), "x"), "b": [torch.zeros(1)]}
     copy = unpinned(replicate("v", value))
-    assert torch.equal(copy["a"][0], torch.ones(2)) and copy["a"][1] == "x" and torch.equal(copy["b"][0], torch.zeros(1))
+    assert (
+        torch.equal(copy["a"][0], torch.ones(2)) and copy["a"][1] == "x" and torch.equal(copy["b"][0], torch.zeros(1))
+    )

@@ -100,7 +100,9 @@ class DeviceRows:
     def tensor(self, name: str) -> torch.Tensor:
         """The same memory as a torch tensor, for an output that is not rows."""
         if not torch.cuda.is_available():
-            raise NotImplementedError(f"{name} is on a CUDA device and not rows of the step, and this torch has no CUDA")
+            raise NotImplementedError(
+                f"{name} is on a CUDA device and not rows of the step, and this torch has no CUDA"
+            )
         if hasattr(self.source, "__cuda_array_interface__"):
             return torch.as_tensor(self.source, device="cuda")
         return torch.from_dlpack(self.source)

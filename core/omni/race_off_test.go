@@ -1,5 +1,0 @@
-//go:build !race
-
-package omni
-
-const raceEnabled = false
