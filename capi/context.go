@@ -157,7 +157,7 @@ func pcgo_context_destroy(h *C.pc_handle) (st C.pc_status) {
 		return C.PC_OK
 	}
 	x, e, err := enterContext(*h)
-	if err != nil && err.Code != status.Internal {
+	if err != nil && err.Code != status.Internal { // one that a panic left unusable can still be let go
 		return fail(err)
 	}
 	if err == nil {
@@ -168,16 +168,16 @@ func pcgo_context_destroy(h *C.pc_handle) (st C.pc_status) {
 			return fail(cerr)
 		}
 	}
-	if _, _, err := handles.remove(handle(*h), kindContext, "context"); err != nil {
+	object, broken, err := handles.remove(handle(*h), kindContext, "context")
+	if err != nil {
 		return fail(err)
 	}
-	// One that a panic left unusable is let go without touching the device:
-	// nobody knows what is running on its memory.
-	if x != nil {
-		_, _, _ = handles.remove(x.manager, kindManager, "manager")
+	*h = 0
+	x = object.(*contextCache)
+	_, _, _ = handles.remove(x.manager, kindManager, "manager")
+	if !broken { // else nobody knows what is running on its memory and tables: they are given up
 		x.close()
 	}
-	*h = 0
 	return C.PC_OK
 }
 

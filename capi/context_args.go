@@ -219,6 +219,13 @@ func (a *admissionArgs) convert(in *C.pc_admission, maxBatch int32) (*coordinato
 	return &a.admission, nil
 }
 
+// forget drops what points into the host's memory, which the host may give back
+// while the scratch lives on: the collector must not find such a pointer.
+func (a *admissionArgs) forget() {
+	a.admission = coordinator.Admission{}
+	clear(a.sequences)
+}
+
 func (a *admissionArgs) media(in *C.pc_admission, n int) *status.Error {
 	if in.media == nil {
 		if in.media_offsets != nil {

@@ -33,10 +33,12 @@ func pcgo_context_begin(ctx C.pc_handle, admission *C.pc_admission, starts *C.pc
 		return fail(serr)
 	}
 	h, err := x.c.Begin(a, uint64(admission.stream))
+	x.args.forget()
 	if err != nil {
 		return fail(err)
 	}
-	for i := range unsafe.Slice(starts, len(a.Sequences)) {
+	dst := unsafe.Slice(starts, int(admission.num_sequences))
+	for i := range dst {
 		s, err := x.c.Sequence(h, i)
 		if err != nil {
 			return fail(err)
@@ -46,7 +48,7 @@ func pcgo_context_begin(ctx C.pc_handle, admission *C.pc_admission, starts *C.pc
 		if s.ForcedCold {
 			start.forced_cold = 1
 		}
-		unsafe.Slice(starts, len(a.Sequences))[i] = start
+		dst[i] = start
 	}
 	*request = C.pc_handle(h)
 	return C.PC_OK
@@ -147,7 +149,9 @@ func pcgo_context_finalize_prefill(ctx, request C.pc_handle, a *C.pc_advance, wo
 	if serr != nil {
 		return fail(serr)
 	}
-	return fail(x.c.FinalizePrefill(coordinator.Handle(request), x.advances, common))
+	err := x.c.FinalizePrefill(coordinator.Handle(request), x.advances, common)
+	clear(x.advances)
+	return fail(err)
 }
 
 //export pcgo_context_prepare_decode
@@ -183,6 +187,7 @@ func pcgo_context_complete_decode(ctx, request C.pc_handle, a *C.pc_advance, wor
 	}
 	h := coordinator.Handle(request)
 	n, err := x.c.CompleteDecodeStep(h, x.advances, publishable, common, x.commands)
+	clear(x.advances)
 	return x.begin(h, n, err, work)
 }
 

@@ -239,6 +239,7 @@ func (m *manager) acquire(mode, lookup C.uint32_t, sequence *C.pc_sequence, plan
 		return fail(err)
 	}
 	res, aerr := m.m.Acquire(&m.req)
+	m.req = prefix.AcquireRequest{} // it points into the host's memory, which the host may give back
 	if aerr != nil {
 		return fail(aerr)
 	}

@@ -28,6 +28,7 @@ func pcgo_manager_lookup(h C.pc_handle, mode C.uint32_t, sequence *C.pc_sequence
 		return fail(err)
 	}
 	p, err := m.m.Plan(&m.req)
+	m.req = prefix.AcquireRequest{}
 	if err != nil {
 		return fail(err)
 	}
