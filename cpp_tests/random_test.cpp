@@ -25,7 +25,10 @@ uint16_t mix(uint32_t digest, int32_t token) {
 class Runtime {
   public:
     Runtime(Kind kind, uint64_t seed)
-        : mKind(kind), mRig(kind, shape(), 6, 3), mRandom(seed), mMapping(mStore.data(), DataType::kInt32, 4) {}
+        : mKind(kind),
+          mRig(kind, shape(), 6, 3, [seed](ContextCacheConfig& config) { config.weakHash = seed % 2 == 1; }),
+          mRandom(seed),
+          mMapping(mStore.data(), DataType::kInt32, 4) {}
 
     void run(int requests) {
         for (int i = 0; i < requests; ++i) {
