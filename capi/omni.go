@@ -367,20 +367,27 @@ func pcgo_omni_materialize(cache C.pc_handle, step C.uint64_t, reads *C.pc_omni_
 		return fail(err)
 	}
 	defer guard(&st, e)
-	in, err := slice[C.pc_omni_read]("reads", unsafe.Pointer(reads), uint64(numReads))
+	list, err := omniReads(reads, numReads)
 	if err != nil {
-		return fail(err)
-	}
-	for i := range in {
-		if err := reserved("reads.reserved0", uint64(in[i].reserved0)); err != nil {
-			return fail(err)
-		}
-	}
-	list, err := slice[omni.Read]("reads", unsafe.Pointer(reads), uint64(numReads))
-	if err != nil {
+		// The step is used up all the same (O-22).
+		_ = o.cache.Discard(uint64(step))
 		return fail(err)
 	}
 	return fail(o.cache.Materialize(uint64(step), list))
+}
+
+// omniReads checks the reads; they have the layout of the core's.
+func omniReads(reads *C.pc_omni_read, numReads C.size_t) ([]omni.Read, *status.Error) {
+	in, err := slice[C.pc_omni_read]("reads", unsafe.Pointer(reads), uint64(numReads))
+	if err != nil {
+		return nil, err
+	}
+	for i := range in {
+		if err := reserved("reads.reserved0", uint64(in[i].reserved0)); err != nil {
+			return nil, err
+		}
+	}
+	return slice[omni.Read]("reads", unsafe.Pointer(reads), uint64(numReads))
 }
 
 //export pcgo_omni_discard

@@ -2,7 +2,6 @@ package omni
 
 import (
 	"slices"
-	"unsafe"
 
 	"libprefixcache/core/rows"
 	"libprefixcache/core/status"
@@ -152,7 +151,6 @@ func (c *Cache) checkRows(a *SaveArgs) error {
 			return err
 		}
 		if k.carried >= 0 { // uncarry runs in every way out of Save
-
 			return status.New(status.InvalidArgument, "rows[%d] is key %s, which is rows[%d] already", i, k.name, k.carried)
 		}
 		k.carried = int32(i)
@@ -165,12 +163,18 @@ func (c *Cache) checkRows(a *SaveArgs) error {
 			return status.New(status.InvalidArgument, "rows of key %s is null, expected %d rows", k.name, s.n)
 		case s.n > 0 && (r.Stride < k.rowBytes || r.Stride > 1<<32):
 			return status.New(status.InvalidArgument, "row_stride of key %s is %d, expected %d to %d", k.name, r.Stride, k.rowBytes, int64(1)<<32)
+		case s.n > 0 && beyond(r.Rows, (s.n-1)*r.Stride+k.rowBytes):
+			return status.New(status.InvalidArgument, "rows of key %s is %#x, expected an address with %d bytes behind it",
+				k.name, uintptr(r.Rows), (s.n-1)*r.Stride+k.rowBytes)
 		case r.Dst != nil && r.DstBytes != layout*k.rowBytes:
 			code := status.InvalidArgument
 			if r.DstBytes < layout*k.rowBytes {
 				code = status.BufferTooSmall
 			}
 			return status.New(code, "dst_bytes of key %s is %d, expected %d rows of %d bytes = %d", k.name, r.DstBytes, layout, k.rowBytes, layout*k.rowBytes)
+		case beyond(r.Dst, r.DstBytes):
+			return status.New(status.InvalidArgument, "dst of key %s is %#x, expected an address with %d bytes behind it",
+				k.name, uintptr(r.Dst), r.DstBytes)
 		case s.n > c.cfg.StagingCapacity && // also when this step would not be staged: the
 			// limit must not depend on mode and size
 			(k.sched == JoinNextStep || r.Dst == nil):
@@ -211,11 +215,6 @@ func (c *Cache) checkOverlap(a *SaveArgs) error {
 		}
 	}
 	return nil
-}
-
-// overlap compares addresses only; the ranges may be of any memory.
-func overlap(a unsafe.Pointer, an int64, b unsafe.Pointer, bn int64) bool {
-	return uintptr(a) < uintptr(b)+uintptr(bn) && uintptr(b) < uintptr(a)+uintptr(an)
 }
 
 // findEntries looks up the request entries of the batch, for their open writes. A

@@ -289,18 +289,19 @@ func TestNoAllocations(t *testing.T) {
 			}
 			// A request that comes with a hit, saves and goes, under a new number each time.
 			blocks := []int64{0, 1, 2, 3}
-			out := benchMem(t, 65*512)
+			out := benchMem(t, int64(len(s.a.Rows))*65*512)
 			arrivals, finished := []NewRequest{{Blocks: blocks, HitTokens: 64}}, []uint64{0}
 			a := SaveArgs{Requests: []uint64{0}, Counts: []int64{1}, Slots: []int64{s.c.slots - 1}}
 			var reads []Read
 			for i := range s.a.Rows {
 				r := s.a.Rows[i]
-				r.Dst, r.DstBytes = out.Base(), 65*512
+				dst := unsafe.Add(out.Base(), i*65*512)
+				r.Dst, r.DstBytes = dst, 65*512
 				if i > 0 {
 					r.Dst = nil
 				}
 				a.Rows = append(a.Rows, r)
-				reads = append(reads, Read{Key: r.Key, Count: 1, Dst: unsafe.Pointer(out.Base()), DstBytes: 65 * 512})
+				reads = append(reads, Read{Key: r.Key, Count: 1, Dst: dst, DstBytes: 65 * 512})
 			}
 			num := uint64(1 << 40)
 			arriveAndGo := func() {

@@ -46,6 +46,7 @@ type Cache struct {
 	defs        deferredTable
 	job         jobState
 	batch       batchLayout // scratch of Save
+	areas       []area      // scratch of Materialize's checks
 
 	stats Stats
 }

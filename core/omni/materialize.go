@@ -134,9 +134,12 @@ func (c *Cache) checkReads(x *stepCtx, reads []Read) error {
 			return status.New(status.InvalidArgument, "dst_bytes of reads[%d], key %s, is %d, expected %d", i, k.name, r.DstBytes, want)
 		case want > 0 && r.Dst == nil:
 			return status.New(status.InvalidArgument, "dst of reads[%d], key %s, is null, expected %d bytes", i, k.name, want)
+		case beyond(r.Dst, want):
+			return status.New(status.InvalidArgument, "dst of reads[%d], key %s, is %#x, expected an address with %d bytes behind it",
+				i, k.name, uintptr(r.Dst), want)
 		}
 	}
-	return nil
+	return c.checkReadOverlap(reads)
 }
 
 // key finds a key that the step emits.

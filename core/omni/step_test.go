@@ -161,6 +161,52 @@ func TestReadsMayRepeatRequestsAndKeys(t *testing.T) {
 	}
 }
 
+// beyondMemory has 8 bytes up to the end of the address space.
+var beyondMemory = unsafe.Add(unsafe.Pointer(nil), -8)
+
+// Every destination that Materialize may be given wrongly, and that the step is used
+// up all the same (O-22).
+func TestMaterializeRefusesBadDestinations(t *testing.T) {
+	buf := make([]byte, 64)
+	at := func(i int) unsafe.Pointer { return unsafe.Pointer(&buf[i]) }
+	for _, c := range []struct {
+		name  string
+		reads []Read // of key 0; request 0 and request 1 have 16 bytes each
+		text  string
+	}{
+		{"beyond memory", []Read{{First: 0, Count: 1, Dst: beyondMemory, DstBytes: 16}}, "expected an address with 16 bytes behind it"},
+		{"the same", []Read{{First: 0, Count: 1, Dst: at(0), DstBytes: 16}, {First: 1, Count: 1, Dst: at(0), DstBytes: 16}},
+			"dst of reads[1], key __hidden_states__, overlaps the dst of reads[0]"},
+		{"half of it", []Read{{First: 0, Count: 1, Dst: at(8), DstBytes: 16}, {First: 1, Count: 1, Dst: at(0), DstBytes: 16}}, "dst of reads[1]"},
+		{"within a longer one", []Read{{First: 0, Count: 2, Dst: at(0), DstBytes: 32}, {First: 1, Count: 1, Dst: at(16), DstBytes: 16}}, "dst of reads[1]"},
+		{"with one of a row", []Read{
+			{First: 0, Count: 1, Dst: at(0), DstBytes: 16}, {First: 1, Count: 1, Dst: at(32), DstBytes: 16}, {First: 0, Count: 1, Dst: at(24), DstBytes: 16},
+		}, "dst of reads[2], key __hidden_states__, overlaps the dst of reads[1]"},
+		{"between two of a row", []Read{
+			{First: 0, Count: 1, Dst: at(0), DstBytes: 16}, {First: 1, Count: 1, Dst: at(32), DstBytes: 16}, {First: 0, Count: 1, Dst: at(16), DstBytes: 16},
+		}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, Config{StagingDepth: 1})
+			r.begin(nil, arrive(1, 2)...)
+			a, _ := r.args(map[string]uint64{"h": 10}, chunk{1, span(0, 2)}, chunk{2, span(2, 4)})
+			for i := range c.reads {
+				c.reads[i].Key = a.Rows[0].Key
+			}
+			step, err := r.c.Save(a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err = r.c.Materialize(step, c.reads); (err != nil) != (c.text != "") || err != nil && !strings.Contains(err.Error(), c.text) {
+				t.Fatalf("%v, expected %q", err, c.text)
+			}
+			if open := r.c.Stats().UnconsumedSteps; open != 0 {
+				t.Fatalf("%d steps are not consumed", open)
+			}
+		})
+	}
+}
+
 // Every argument Save may be given wrongly, and that a refused save uses no id and
 // leaves nothing behind.
 func TestSaveRefusesBadArguments(t *testing.T) {
@@ -185,6 +231,8 @@ func TestSaveRefusesBadArguments(t *testing.T) {
 		{"dst short", func(a *SaveArgs, r *rig) { a.Rows[0].DstBytes-- }, status.BufferTooSmall, "dst_bytes of key"},
 		{"dst long", func(a *SaveArgs, r *rig) { a.Rows[0].DstBytes++ }, status.InvalidArgument, "dst_bytes of key"},
 		{"dst overlaps", func(a *SaveArgs, r *rig) { a.Rows[0].Dst = unsafe.Add(a.Rows[0].Rows, 24) }, status.InvalidArgument, "overlaps the rows"},
+		{"rows beyond memory", func(a *SaveArgs, r *rig) { a.Rows[0].Rows = beyondMemory }, status.InvalidArgument, "expected an address with 32 bytes behind it"},
+		{"dst beyond memory", func(a *SaveArgs, r *rig) { a.Rows[0].Dst = beyondMemory }, status.InvalidArgument, "dst of key __hidden_states__ is 0xfffffffffffffff8"},
 		{"oversize", func(a *SaveArgs, r *rig) {
 			a.Counts[0], a.Slots = 1001, append(span(0, 64), make([]int64, 1002-64)...)
 			a.Rows[0].Dst = nil

@@ -13,7 +13,8 @@ import pytest
 import torch
 from omni_host import Host, rows, same
 
-from prefixcache._errors import PrefixCacheArgumentError
+from prefixcache._cache import _READ, _address
+from prefixcache._errors import INVALID_ARGUMENT, PrefixCacheArgumentError
 from prefixcache.omni import (
     ModelCachePolicy,
     OmniPrefixCacheManager,
@@ -21,6 +22,8 @@ from prefixcache.omni import (
     OmniPrefixCacheUnmatchError,
     PrefixCacheConfig,
 )
+
+BUFFER_TOO_SMALL, UNSUPPORTED = -4, -5
 
 
 def unconsumed(host: Host) -> int:
@@ -367,3 +370,55 @@ def test_a_signal_handler_that_raises_in_a_save_leaves_no_step_behind(make_host)
         free.join()
     assert unconsumed(host) == 0
     assert same(host.go({"A": 1}).hidden_states["A"], rows("A", 1, 2))
+
+
+# --------------------------------------------------------------------------- the C ABI
+
+
+@pytest.mark.parametrize("reads", ["flag", "null", "too many", "beyond memory", "overlap", "short"])
+def test_o22_reads_that_the_library_refuses_use_the_step_up(host, reads):
+    cache = host.manager._cache
+    host.arrive("A", [0])
+    host.arrive("B", [1])
+    step = host.run({"A": 2, "B": 2})
+    key, size = host.manager._keys.get("__hidden_states__").number, 2 * 6 * 4
+    memory = bytearray(2 * size)
+    at = _address(memory)
+    packed = {
+        "flag": [(key, 1, 0, 1, at, size)],
+        "null": [],
+        "too many": [(key, 0, 0, 1, at, size)],
+        "beyond memory": [(key, 0, 0, 1, 2**64 - 8, size)],
+        "overlap": [(key, 0, 0, 1, at, size), (key, 0, 1, 1, at + size - 1, size)],
+        "short": [(key, 0, 0, 1, at, size - 1)],
+    }[reads]
+    count = {"null": 1, "too many": 2**60}.get(reads, len(packed))
+    status = cache.library.omni_materialize(
+        cache.handle, step, b"".join(_READ.pack(*read) for read in packed) or None, count
+    )
+    assert status in (INVALID_ARGUMENT, BUFFER_TOO_SMALL, UNSUPPORTED), cache.library.error_text()
+    assert "expected" in cache.library.error_text() or "overlaps" in cache.library.error_text()
+    assert unconsumed(host) == 0
+    host.manager._steps.clear()
+
+
+@pytest.mark.parametrize("place", ["rows", "dst"])
+def test_memory_beyond_the_address_space_is_refused(host, place):
+    """Not a panic, after which the cache would be unusable."""
+    host.arrive("A", [0])
+    host.begin({"A": 2})
+    put = host.manager._cache.put_rows
+
+    def beyond(i, key, address, stride, target, nbytes, *flags):
+        if place == "rows":
+            put(i, key, 2**64 - 8, stride, target, nbytes, *flags)
+        else:
+            put(i, key, address, stride, 2**64 - 8, nbytes, *flags)
+
+    host.manager._cache.put_rows = beyond
+    with pytest.raises(
+        PrefixCacheArgumentError, match=r"(rows|dst) of key .* is 0xfffffffffffffff8, expected an address"
+    ):
+        host.save()
+    host.manager._cache.put_rows = put
+    assert same(host.read(host.save(), "A").hidden_states["A"], rows("A", 0, 2))
