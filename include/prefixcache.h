@@ -369,10 +369,10 @@ typedef struct pc_omni_save_args {
  * is sticky; its text has the CUDA error name.
  *
  * Returns PC_OK, PC_ERROR_BAD_HANDLE, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE,
- * PC_ERROR_UNSUPPORTED, PC_ERROR_UNMATCH ("slot mapping covers", "staging
- * capacity is", "write failed", "did not reach done", "shut down"),
- * PC_ERROR_STAGING_TIMEOUT ("unconsumed step contexts"), PC_ERROR_OUT_OF_MEMORY,
- * PC_ERROR_DEVICE.
+ * PC_ERROR_BUFFER_TOO_SMALL (dst_bytes), PC_ERROR_UNSUPPORTED,
+ * PC_ERROR_UNMATCH ("slot mapping covers", "staging capacity is", "write failed",
+ * "did not reach done", "shut down"), PC_ERROR_STAGING_TIMEOUT ("unconsumed
+ * step contexts"), PC_ERROR_OUT_OF_MEMORY, PC_ERROR_DEVICE.
  */
 PC_API pc_status pc_omni_save(pc_handle cache, pc_omni_save_args *args);
 
@@ -390,11 +390,13 @@ typedef struct pc_omni_read {
  * Consume a step and fill destinations: the hit rows of every request named, and
  * its new rows unless save already put them at a dst. For rows that came from a
  * device it waits for that step's copy, and for no later one. With num_reads 0 the step
- * is consumed and failures are reported. The step id is used up even when an
- * error is returned (except PC_ERROR_BAD_HANDLE and an unknown step).
+ * is consumed and failures are reported. Destinations must not overlap. The step id
+ * is used up even when an error is returned (except PC_ERROR_BAD_HANDLE and an
+ * unknown step).
  * Returns PC_OK, PC_ERROR_BAD_HANDLE, PC_ERROR_INVALID_ARGUMENT,
- * PC_ERROR_UNMATCH ("step context N missing", "absent slots", "is not
- * readable", "reassigned", "write failed"), PC_ERROR_DEVICE.
+ * PC_ERROR_BUFFER_TOO_SMALL (dst_bytes), PC_ERROR_UNSUPPORTED (reserved0),
+ * PC_ERROR_UNMATCH ("step context N missing", "absent slots", "is not readable",
+ * "reassigned", "write failed"), PC_ERROR_DEVICE.
  */
 PC_API pc_status pc_omni_materialize(pc_handle cache, uint64_t step, const pc_omni_read *reads, size_t num_reads);
 
