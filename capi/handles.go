@@ -48,9 +48,8 @@ func makeHandle(k kind, gen uint64, index int) handle {
 	return handle(uint64(k)<<(indexBits+genBits) | (gen&genMask)<<indexBits | uint64(index))
 }
 
-func (h handle) kind() kind  { return kind(h >> (indexBits + genBits)) }
-func (h handle) gen() uint64 { return uint64(h) >> indexBits & genMask }
-func (h handle) index() int  { return int(h & (maxIndex - 1)) }
+func (h handle) kind() kind { return kind(h >> (indexBits + genBits)) }
+func (h handle) index() int { return int(h & (maxIndex - 1)) }
 
 // entry is one place of the handle table.
 //
