@@ -376,9 +376,12 @@ typedef struct pc_omni_save_args {
  */
 PC_API pc_status pc_omni_save(pc_handle cache, pc_omni_save_args *args);
 
+/* pc_omni_read.key: fill nothing, only report errors of the hits of these requests. */
+#define PC_OMNI_NO_KEY 0xFFFFFFFFu
+
 /* One destination of pc_omni_materialize. */
 typedef struct pc_omni_read {
-    uint32_t key;
+    uint32_t key;       /* from pc_omni_open_key, or PC_OMNI_NO_KEY with a null dst */
     uint32_t reserved0; /* 0 */
     int64_t first;      /* first request, as an index into the batch of the save */
     int64_t count;      /* requests first .. first + count - 1 */
