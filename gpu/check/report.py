@@ -14,7 +14,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +24,18 @@ def emit(kind: str, name: str, **fields: Any) -> None:
     print(json.dumps({"kind": kind, "name": name, **fields}), flush=True)
 
 
+class NotRunError(Exception):
+    """Raised by a check that needs something optional which is not there or does not work."""
+
+
 def check(name: str, body: Callable[[], str | None]) -> None:
     """One check; whatever it raises fails it. It returns a detail for the table."""
     start = time.monotonic()
     try:
         detail, ok = body() or "", True
+    except NotRunError as e:
+        not_run(name, str(e), optional=True)
+        return
     except Exception as e:  # the next check goes on
         traceback.print_exc(file=sys.stderr)
         detail, ok = f"{type(e).__name__}: {e}", False
@@ -100,7 +107,3 @@ def _figure(row: dict[str, Any]) -> str:
 
 def _number(x: float) -> str:
     return f"{x:.0f}" if abs(x) >= 100 else f"{x:.1f}" if abs(x) >= 10 else f"{x:.2f}"
-
-
-def names(rows: Iterable[dict[str, Any]]) -> list[str]:
-    return [r["name"] for r in rows]
