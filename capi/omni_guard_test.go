@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -110,6 +111,8 @@ func TestEachDeviceGuardIsNeeded(t *testing.T) {
 		{"R-8 and R-14 wait before the page is read", omni.AwaitLanded, ""},
 	} {
 		t.Run(g.race, func(t *testing.T) {
+			runtime.LockOSThread() // a subtest has a goroutine, and thereby a context, of its own
+			defer runtime.UnlockOSThread()
 			found, example := 0, ""
 			for seed := range uint64(runs) {
 				if text := noticed(t, g.kind, seed); text != "" {
