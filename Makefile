@@ -57,6 +57,8 @@ bench: $(BUILD)/python $(LIB) $(BUILD)/bench_context ## the speed figures, as ra
 wheel: $(LIB) ## dist/prefixcache-*.whl, with the library inside; any Python from 3.11 on
 	@scripts/wheel.sh
 
+include gpu/check/check.mk
+
 lint: $(BUILD)/python ## gofmt, vet, staticcheck, clang-format, ruff (pinned versions)
 	@scripts/lint.sh
 

@@ -49,8 +49,8 @@ def sections(simulated: bool) -> list[Section]:
     if simulated:
         return [
             build,
-            Section("omni, raw streams", 60, [str(RAW), "omni", "--seeds", "300", "--seconds", "10"]),
-            Section("context, raw streams", 60, [str(RAW), "context", "--seeds", "100", "--seconds", "5"]),
+            Section("omni, raw streams", 60, [str(RAW), "omni", "--seeds", "100", "--seconds", "5"]),
+            Section("context, raw streams", 60, [str(RAW), "context", "--seeds", "30", "--seconds", "5"]),
         ]
     header = find_header_folder()
     return [

@@ -1,0 +1,159 @@
+"""The check for machines with a GPU, as far as it can be tested without one.
+
+Its program for raw streams runs here on the simulated driver. The torch sections are only
+imported: what they say is for a GPU to say. Besides that, that the script cannot pass by
+doing nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECK = ROOT / "gpu" / "check"
+SCRIPT = CHECK / "gpu_check.py"
+SIMULATED = ROOT / "build" / "cuda" / "libsimcuda.so"
+sys.path.insert(0, str(CHECK))
+
+from driver_symbols import HEADER, NOBODY_CALLS, calls  # noqa: E402
+from report import Report  # noqa: E402
+from sections import Section, run_section  # noqa: E402
+
+
+def script(*arguments: str, driver: str | None = None) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k != "PREFIXCACHE_CUDA_DRIVER"}
+    if driver is not None:
+        env["PREFIXCACHE_CUDA_DRIVER"] = driver
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, env=env)
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Path:
+    """The simulated driver; made when it is missing."""
+    if not SIMULATED.exists():
+        subprocess.run(["make", "-s", "-C", str(ROOT), "cuda-sim"], check=True)
+    return SIMULATED
+
+
+# ----------------------------------------------------------------- no GPU here
+
+
+def test_without_a_driver_it_says_so_in_one_sentence():
+    done = script(driver="/nowhere/libcuda.so.1")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "there is no GPU here" in done.stderr and "/nowhere" in done.stderr
+
+
+def test_the_simulated_driver_does_not_pass_for_a_gpu(simulated):
+    done = script(driver=str(simulated))
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "--simulated" in done.stderr
+
+
+# ------------------------------------------------------------ simulated driver
+
+
+def test_raw_streams_on_the_simulated_driver(simulated):
+    done = script("--simulated")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no claim about a GPU" in done.stdout
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    passed = {r[0].removeprefix("| ") for r in rows if r[1] == "ok"}
+    for what in (
+        "omni, raw streams: save does not wait for the producer",
+        "omni, raw streams: materialize waits for its own step only",
+        "omni, raw streams: random requests, static buffers overwritten behind each save",
+        "context, raw streams: every page-table upload arrives, in order",
+        "context, raw streams: random requests, every reused byte read back (vanilla)",
+        "context, raw streams: random requests, every reused byte read back (hybrid)",
+    ):
+        assert what in passed
+
+
+def test_the_figures_can_be_taken(simulated):
+    # That the program runs to its end; a simulated driver has no speed.
+    subprocess.run([sys.executable, str(CHECK / "build_raw.py")], check=True, capture_output=True)
+    env = {"PREFIXCACHE_CUDA_DRIVER": str(simulated), "PREFIXCACHE_LIBRARY": str(ROOT / "build" / "libprefixcache.so")}
+    program = str(ROOT / "build" / "gpu-check" / "raw_check")
+    done = subprocess.run([program, "figures", "--rounds", "1"], capture_output=True, text=True, env=os.environ | env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(r["ok"] for r in rows if r["kind"] == "check")
+    assert sum(r["kind"] == "figure" for r in rows) == 14
+
+
+# ------------------------------------------------------- what it makes of sections
+
+
+def report_of(code: str, *, seconds: float = 20, budget: float = 20) -> Report:
+    report = Report()
+    run_section(Section("it", seconds, [sys.executable, "-c", code]), budget, dict(os.environ), report)
+    return report
+
+
+ROW = """print('{"kind": "check", "name": "first", "ok": %s}', flush=True)\n"""
+
+
+def test_a_section_that_passes():
+    report = report_of(ROW % "true")
+    assert report.failed() == []
+    assert "| first | ok |" in report.markdown()
+
+
+@pytest.mark.parametrize(
+    "code, detail",
+    [
+        (ROW % "false" + "raise SystemExit(1)", ""),
+        (ROW % "false", ""),
+        ("", "reported nothing"),
+        ("raise SystemExit(5)", "exit status 5"),
+        (ROW % "true" + "import os; os.abort()", "exit status -6"),
+        (ROW % "true" + "raise ValueError('out of luck')", "ValueError: out of luck"),
+    ],
+)
+def test_a_section_that_fails_crashes_or_says_nothing(code, detail):
+    report = report_of(code)
+    assert report.failed()
+    assert detail in report.markdown()
+
+
+def test_a_section_that_hangs_is_stopped_and_what_it_reported_is_kept():
+    report = report_of(ROW % "true" + "import time; time.sleep(60)", budget=2, seconds=2)
+    assert report.failed() == ["it"]
+    assert "| first | ok |" in report.markdown()
+    assert "stopped after 2 s, after: first" in report.markdown()
+
+
+def test_without_time_or_without_the_means_it_was_not_run():
+    report = report_of(ROW % "true", budget=1)
+    run_section(Section("header", 20, None, why_not="no cuda.h"), 20, {}, report)
+    run_section(Section("program", 20, ["/nowhere/raw_check"]), 20, {}, report)
+    assert report.failed() == ["it", "header", "program"]
+    assert [r["kind"] for r in report.rows] == ["not run"] * 3
+
+
+# --------------------------------------------------------------- the other sections
+
+
+@pytest.mark.parametrize("name", ["torch_omni", "torch_outputs", "torch_context", "torch_figures"])
+def test_the_torch_sections_can_be_imported(name):
+    path = os.pathsep.join(str(p) for p in (ROOT / "python", ROOT / "python" / "tests", CHECK))
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {name}"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_calls_that_a_driver_must_have_are_found_in_our_header():
+    text = HEADER.read_text()
+    found = {symbol for _, symbol, _ in calls(text)}
+    assert {"cuInit", "cuMemcpyDtoHAsync_v2", "cuStreamIsCapturing"} <= found
+    assert text.count(NOBODY_CALLS) == 1
