@@ -28,7 +28,12 @@ def run(name, command, env=None):
     start = time.monotonic()
     with open(log, "w") as f:
         code = subprocess.call(
-            command, cwd=ROOT, stdout=f, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})}
+            command,
+            cwd=ROOT,
+            stdout=f,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **(env or {})},
         )
     print(f"{name}: exit {code} after {time.monotonic() - start:.0f} s ({log.relative_to(ROOT)})", flush=True)
     return code, log
@@ -98,7 +103,11 @@ def suites():
                 print(log.read_text()[-6000:])
                 return {"pass": 0, "fail": 1, "skip": 0}
         report = LOGS / "ctest.xml"
-        return junit("ctest", ["ctest", "--test-dir", str(cmake), "--output-on-failure", "-j", jobs, "--output-junit", str(report)], report)
+        return junit(
+            "ctest",
+            ["ctest", "--test-dir", str(cmake), "--output-on-failure", "-j", jobs, "--output-junit", str(report)],
+            report,
+        )
 
     def python(name, folder):
         report = LOGS / f"{name}.xml"
