@@ -119,7 +119,7 @@ def suites():
         )
 
     return {
-        "go": lambda: go("go", "-count=1", "./..."),
+        "go": lambda: go("go", "-count=1", "./...", env={"GODEBUG": "cgocheck=1"}),
         "go-noasm": lambda: go("go-noasm", "-count=1", "-tags=noasm", "./core/rows"),
         "go-race": lambda: go("go-race", "-count=1", "-race", "-short", "./core/..."),
         "python": lambda: python("pytest", "python/tests"),
