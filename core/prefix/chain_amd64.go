@@ -8,4 +8,4 @@ const haveComparePages = true
 // 16 bytes and for one piece of at most compareWords.
 //
 //go:noescape
-func comparePages(words, slab, next *int32, cell int32, n, bytes int64, out *int32) int64
+func comparePages(words, slab, next *int32, cell int32, n, bytes, ahead int64, out *int32) int64

@@ -2,19 +2,19 @@
 
 #include "textflag.h"
 
-// func comparePages(words, slab, next *int32, cell int32, n, bytes int64, out *int32) int64
+// func comparePages(words, slab, next *int32, cell int32, n, bytes, ahead int64, out *int32) int64
 //
 // SSE2 and PREFETCHT0 belong to every amd64, so nothing is dispatched. A second
-// walk of the links runs 16 cells ahead of the comparison and prefetches the
-// first two lines of each cell, so that neither miss is waited for.
-TEXT ·comparePages(SB), NOSPLIT, $0-64
+// walk of the links runs some cells ahead of the comparison and prefetches the
+// first 512 bytes of each cell, so that neither miss is waited for.
+TEXT ·comparePages(SB), NOSPLIT, $0-72
 	MOVQ    words+0(FP), SI
 	MOVQ    slab+8(FP), DI
 	MOVQ    next+16(FP), R8
 	MOVLQSX cell+24(FP), AX
 	MOVQ    n+32(FP), CX
 	MOVQ    bytes+40(FP), R9
-	MOVQ    out+48(FP), R10
+	MOVQ    out+56(FP), R10
 	XORQ    R11, R11 // cells compared
 	MOVQ    AX, R12  // cell of the walk ahead
 	XORQ    R13, R13 // cells walked ahead
@@ -24,13 +24,22 @@ ahead:
 	JGE        cell
 	MOVQ       R12, DX
 	IMULQ      R9, DX
-	PREFETCHT0 (DI)(DX*1)
-	PREFETCHT0 64(DI)(DX*1)
+	ADDQ       DI, DX
 	MOVLQSX    (R8)(R12*4), R12
+	MOVQ       R9, BX
+	CMPQ       BX, $512
+	JLE        fetch
+	MOVQ       $512, BX
+
+fetch:
+	PREFETCHT0 (DX)
+	ADDQ       $64, DX
+	SUBQ       $64, BX
+	JG         fetch
 	INCQ       R13
 	MOVQ       R13, DX
 	SUBQ       R11, DX
-	CMPQ       DX, $16
+	CMPQ       DX, ahead+48(FP)
 	JLT        ahead
 
 cell:
@@ -88,5 +97,5 @@ equal:
 	JMP     ahead
 
 done:
-	MOVQ R11, ret+56(FP)
+	MOVQ R11, ret+64(FP)
 	RET

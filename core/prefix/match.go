@@ -119,7 +119,8 @@ func (m *Manager) descend(p place, src *source, limit int32, out *[]int32) place
 const (
 	compareWords = 8192 // compared at a time, so that an early difference costs little
 	aheadCells   = 16   // how far the links are followed ahead of the comparison; a power of two
-	rangeCells   = 4    // shorter runs of adjacent cells are compared one by one
+	aheadBytes   = 2048 // as far ahead of it the cells are asked for, if that is fewer than aheadCells
+	rangeWords   = 2048 // shorter runs of adjacent cells are compared cell by cell, with the next run on its way
 )
 
 // common counts how many of n blocks of src, from block at on, equal the cells
@@ -138,7 +139,7 @@ func (m *Manager) common(src *source, at, cell, n int32, out *[]int32) (same, la
 		words := src.words[int(at+same)*w:]
 		run, had := adjacent(c.next[:c.base], cell, room), len(*out)
 		var got int32
-		if run >= min(rangeCells, room) {
+		if run == room || int(run)*w >= rangeWords {
 			// Neighbours in memory: one comparison.
 			got = run
 			slab := c.words[int(cell)*w : int(cell+run)*w]
@@ -176,7 +177,7 @@ func (c *content) scattered(words []int32, cell, n int32, out []int32) []int32 {
 		had := len(out)
 		out = slices.Grow(out, int(n))[:had+int(n)]
 		_ = words[int(n)*c.width-1]
-		same := comparePages(&words[0], &c.words[0], &c.next[0], cell, int64(n), int64(c.width)*4, &out[had])
+		same := comparePages(&words[0], &c.words[0], &c.next[0], cell, int64(n), int64(c.width)*4, max(aheadCells/4, min(aheadCells, aheadBytes/int64(c.width*4))), &out[had])
 		return out[:had+int(same)]
 	}
 	return c.scatteredGo(words, cell, n, out)
