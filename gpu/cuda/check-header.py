@@ -104,7 +104,7 @@ def main():
             version = int(re.search(r"^#define CUDA_VERSION (\d+)", f.read(), flags=re.M).group(1))
         source = program(constants, fields, calls, version >= 13000)
         ours, theirs = run(source, os.path.dirname(OURS), work), run(source, real, work)
-    wrong = [(a, b) for a, b in zip(ours, theirs) if a != b]
+    wrong = [(a, b) for a, b in zip(ours, theirs, strict=False) if a != b]
     for a, b in wrong:
         print(f"ours: {a}\nreal: {b}")
     print(
