@@ -402,14 +402,14 @@ int main(int argc, char** argv) try {
     if (wanted("trace")) {
         bool const isPublic = !path.empty();
         size_t const everything = SIZE_MAX;
-        int const passes = quick ? 2 : 4;
+        int const passes = quick ? 2 : 6;
         auto const requests =
             isPublic ? trace::read(path, quick ? 4000 : everything) : trace::generate(quick ? 1000 : 4000);
         replay({128, 24000, 4000, 4, 0.136}, requests, isPublic, passes);
         replay({32, 96000, 4000, 5, 0.1355}, requests, isPublic, passes);
         replay({16, 192000, 4000, 7, 0.1355}, requests, isPublic, passes);
         if (!quick && isPublic) {
-            replay({128, 100000, everything, 4, 0.3157}, requests, isPublic, 2);
+            replay({128, 100000, everything, 4, 0.3157}, requests, isPublic, passes);
         }
     }
     if (wanted("acquire")) {
