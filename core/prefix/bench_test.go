@@ -14,9 +14,8 @@ import (
 	"time"
 )
 
-// The figures of the original that these are read against are in the bench notes
-// beside the trace. What counts is the ratio to a bare copy, or a memcmp, of the
-// same tokens in the same run.
+// What counts is the ratio to a bare copy, or a memcmp, of the same tokens in the
+// same run.
 
 type traced struct {
 	input, output int
