@@ -63,6 +63,7 @@ class Rig {
         }
         mCoordinator = std::make_unique<ContextCacheCoordinator>(
             config, deployment, kind, ContextCachePhysicalResources{mCache, mTable}, raw(), synchronizer);
+        if (mDraw.oneIn(2)) mCache.mover = mCoordinator.get();
     }
 
     void serve() {

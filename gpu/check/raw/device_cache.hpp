@@ -121,6 +121,7 @@ class DeviceCache : public prefixcache::HybridCacheManager {
     }
     void compactSlotState(prefixcache::Tensor const&, std::vector<int32_t> const& mapping, int32_t oldBatch, int32_t,
                           cudaStream_t stream) override {
+        if (mover) return moveSlotState(*mover, false, mapping, lengths.as<void>());
         // Survivors only move down, so one after the other in place.
         for (int32_t from = 0; from < oldBatch; ++from) {
             int32_t const to = mapping[static_cast<size_t>(from)];
@@ -147,6 +148,7 @@ class DeviceCache : public prefixcache::HybridCacheManager {
     std::vector<DeviceMemory> kv, state, conv;
     DeviceMemory lengths;
     int32_t activeBatch = 0;
+    prefixcache::ContextCacheCoordinator* mover = nullptr;  ///< its library moves slot state; null: our own copies
 };
 
 }  // namespace check
