@@ -195,6 +195,45 @@ func TestGatherStreamsLargeBatches(t *testing.T) {
 	}
 }
 
+// The same for a tee that is streamed: with and without gaps between source rows,
+// at addresses that are no multiple of a line.
+func TestScatterTeeStreamsLargeBatches(t *testing.T) {
+	const row, slots = 256<<10 + 8, 20
+	for _, k := range Kernels() {
+		withKernel(t, k)
+		for _, stride := range []int64{row, row + 24} {
+			m, err := NewMirror(slots, row, MirrorOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			src := make([]byte, stride*slots)
+			fill(rand.New(rand.NewSource(4)), src)
+			ids := make([]int64, slots)
+			for i := range ids {
+				ids[i] = int64(i+5) % slots
+			}
+			tee := newGuarded(row*slots, 3)
+			if s := m.sink(nil, stride, tee.ptr(), slots); !s.large {
+				t.Fatalf("a tee of %d bytes is not streamed", row*slots)
+			}
+			m.ScatterTee(unsafe.Pointer(&src[0]), stride, ids, tee.ptr())
+			for i, id := range ids {
+				want := src[int64(i)*stride:][:row]
+				if !bytes.Equal(unsafe.Slice((*byte)(m.Row(id)), row), want) {
+					t.Errorf("%s, stride %d: wrong bytes in slot %d", k, stride, id)
+				}
+				if !bytes.Equal(tee.body[i*row:][:row], want) {
+					t.Errorf("%s, stride %d: wrong bytes in row %d of the tee", k, stride, i)
+				}
+			}
+			if !tee.intact() {
+				t.Errorf("%s, stride %d: bytes around the tee", k, stride)
+			}
+			m.Free()
+		}
+	}
+}
+
 func TestScatterOfStrideZeroRepeatsTheRow(t *testing.T) {
 	m, err := NewMirror(8, 300, MirrorOptions{})
 	if err != nil {

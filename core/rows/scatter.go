@@ -22,6 +22,15 @@ func streams(n int64) bool {
 	return n >= streamMinBytes || n >= streamMinWholeLines && n%lineBytes == 0
 }
 
+// A batch of teeStreamBytes or more no longer fits the cache of a core, so nobody
+// finds its tee there: both copies bypass it, which saves reading the tee's lines
+// before they are written. Each piece goes to the two places in turn and is in
+// the first-level cache the second time.
+const (
+	teeStreamBytes = 4 << 20
+	teePiece       = 16 << 10
+)
+
 // sink carries what is the same for every move of one scatter.
 type sink struct {
 	m        *Mirror
@@ -30,11 +39,16 @@ type sink struct {
 	stride   int64          // of the source, bytes
 	row      int64          // bytes of a row
 	joined   bool           // the source has no gaps: neighbours are one move
+	large    bool           // the tee is streamed, too
 	streamed bool           // a fence is due
 }
 
-func (m *Mirror) sink(src unsafe.Pointer, stride int64, tee unsafe.Pointer) sink {
-	return sink{m: m, k: active.Load(), src: src, tee: tee, stride: stride, row: m.rowBytes, joined: stride == m.rowBytes}
+// sink starts a scatter of rows rows; the number counts only where there is a tee.
+func (m *Mirror) sink(src unsafe.Pointer, stride int64, tee unsafe.Pointer, rows int64) sink {
+	return sink{
+		m: m, k: active.Load(), src: src, tee: tee, stride: stride, row: m.rowBytes,
+		joined: stride == m.rowBytes, large: tee != nil && rows*m.rowBytes >= teeStreamBytes,
+	}
 }
 
 // short moves n bytes without gaps, too few to be streamed. It is inlined into
@@ -76,6 +90,12 @@ func (s *sink) move(i, slot, n int64) {
 	case tee == nil:
 		for o := int64(0); o < n; o += pieceBytes {
 			s.k.stream(unsafe.Add(dst, o), unsafe.Add(src, o), min(n-o, pieceBytes))
+		}
+	case s.large:
+		for o := int64(0); o < n; o += teePiece {
+			piece := min(n-o, teePiece)
+			s.k.stream(unsafe.Add(dst, o), unsafe.Add(src, o), piece)
+			s.k.stream(unsafe.Add(tee, o), unsafe.Add(src, o), piece)
 		}
 	default:
 		for o := int64(0); o < n; o += pieceBytes {
@@ -151,39 +171,40 @@ func (s *sink) spans(spans []Span) {
 // the source is contiguous too. The stores bypass the cache: a row just produced
 // is read back much later, if at all.
 func (m *Mirror) Scatter(src unsafe.Pointer, srcStride int64, slots []int64) {
-	s := m.sink(src, srcStride, nil)
+	s := m.sink(src, srcStride, nil, 0)
 	s.slots(slots)
 }
 
 // ScatterRuns is Scatter with the slots given as runs.
 func (m *Mirror) ScatterRuns(src unsafe.Pointer, srcStride int64, runs []Run) {
-	s := m.sink(src, srcStride, nil)
+	s := m.sink(src, srcStride, nil, 0)
 	s.runs(runs)
 }
 
 // ScatterSpans writes rows Row, Row+1, … of the source to the slots of each span.
 func (m *Mirror) ScatterSpans(src unsafe.Pointer, srcStride int64, spans []Span) {
-	s := m.sink(src, srcStride, nil)
+	s := m.sink(src, srcStride, nil, 0)
 	s.spans(spans)
 }
 
 // ScatterTee is Scatter that also writes row i to tee + i × RowBytes, from the
 // same loads: the mirror's copy bypasses the cache, the tee's stays in it for
-// the user who gets it next. tee must not be nil.
+// the user who gets it next, unless the batch is too large for that. tee must not
+// be nil.
 func (m *Mirror) ScatterTee(src unsafe.Pointer, srcStride int64, slots []int64, tee unsafe.Pointer) {
-	s := m.sink(src, srcStride, tee)
+	s := m.sink(src, srcStride, tee, int64(len(slots)))
 	s.slots(slots)
 }
 
 // ScatterTeeRuns is ScatterTee with the slots given as runs.
 func (m *Mirror) ScatterTeeRuns(src unsafe.Pointer, srcStride int64, runs []Run, tee unsafe.Pointer) {
-	s := m.sink(src, srcStride, tee)
+	s := m.sink(src, srcStride, tee, RunRows(runs))
 	s.runs(runs)
 }
 
 // ScatterTeeSpans writes rows Row, Row+1, … of the source to the slots of each
 // span and to the same rows of tee. Rows that no span names reach neither.
 func (m *Mirror) ScatterTeeSpans(src unsafe.Pointer, srcStride int64, spans []Span, tee unsafe.Pointer) {
-	s := m.sink(src, srcStride, tee)
+	s := m.sink(src, srcStride, tee, SpanRows(spans))
 	s.spans(spans)
 }
