@@ -21,7 +21,7 @@ GO_LDFLAGS := -s -w -extldflags '-Wl,-soname,libprefixcache.so.$(SOVERSION) \
 	-Wl,--version-script=$(ROOT)/capi/libprefixcache.map -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined'
 
 .DEFAULT_GOAL := all
-.PHONY: all help setup run test bench wheel lint format clean install
+.PHONY: all help setup run test bench wheel lint clean
 
 all: $(LIB) ## build build/libprefixcache.so
 
@@ -46,7 +46,7 @@ $(BUILD)/%_context: cpp_tests/%_context.cpp cpp_tests/trace.hpp include/prefixca
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -Iinclude $< -ldl -o $@
 
 run: $(BUILD)/python $(LIB) $(BUILD)/replay_context ## replay a trace and check every row (TRACE=file.jsonl, RUN_ARGS=..., CONTEXT_ARGS=...)
-	@CONTEXT_ARGS="$(CONTEXT_ARGS)" scripts/run.sh $(if $(TRACE),--trace $(TRACE)) $(RUN_ARGS)
+	@CONTEXT_ARGS="$(CONTEXT_ARGS)" scripts/run.sh $(if $(TRACE),--trace '$(TRACE)') $(RUN_ARGS)
 
 test: $(BUILD)/python $(LIB) $(CUDA_SIM) ## all tests: Go, Python, C++
 	@$(PYTHON) scripts/run_tests.py

@@ -399,6 +399,10 @@ class Replay {
     std::string mFault;
 };
 
+constexpr char const* kUsage =
+    "usage: replay_context [--trace FILE] [--requests N] [--page P] [--pages N] [--batch N] [--max-output N] "
+    "[--original-recency] [--quiet]";
+
 Options parse(int argc, char** argv) {
     Options o;
     for (int i = 1; i < argc; ++i) {
@@ -429,10 +433,7 @@ Options parse(int argc, char** argv) {
         } else if (name == "--quiet") {
             o.quiet = true;
         } else {
-            throw std::runtime_error(
-                "unknown option " + name +
-                "\nusage: replay_context [--trace FILE] [--requests N] [--page P] [--pages N] [--batch N] "
-                "[--max-output N] [--original-recency] [--quiet]");
+            throw std::runtime_error("unknown option " + name + '\n' + kUsage);
         }
     }
     return o;
@@ -441,12 +442,17 @@ Options parse(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) try {
+    if (argc == 2 && std::string(argv[1]) == "--help") {
+        std::puts(kUsage);
+        return 0;
+    }
     Options const options = parse(argc, argv);
     auto const requests = options.path.empty() ? trace::generate(std::min<size_t>(options.requests, 1000))
                                                : trace::read(options.path, options.requests);
     Replay replay(options, requests);
     replay.run();
     replay.summary();
+    std::puts(replay.good() ? "every page was right" : "FAILED");
     return replay.good() ? 0 : 1;
 } catch (std::exception const& e) {
     std::fprintf(stderr, "replay_context: %s\n", e.what());

@@ -15,7 +15,10 @@ if [ -n "$trace" ] && [ ! -r "$trace" ]; then
 fi
 status=0
 echo "== omni cache: the scheduler, the drop-in, and every row checked =="
-PYTHONPATH=python "$PYTHON" -m prefixcache.replay "$@" || status=1
+PYTHONPATH=python "$PYTHON" -m prefixcache.replay "$@" || status=$?
+# Bad arguments (2) and an interrupt (130) end the run here; so does --help.
+case $status in 2 | 130) exit $status ;; esac
+case " $* " in *" --help "* | *" -h "*) exit ;; esac
 echo "== context cache: the C++ coordinator, and every reused page checked =="
 # shellcheck disable=SC2086 # options, not one argument
 PREFIXCACHE_LIBRARY=$PWD/build/libprefixcache.so build/replay_context ${trace:+--trace "$trace"} ${CONTEXT_ARGS:-} || status=1

@@ -58,26 +58,30 @@ if [ ${#missing[@]} -gt 0 ] && ! apt_install "${missing[@]}"; then
     fatal+=("missing packages: ${missing[*]} (as root: apt-get install ${missing[*]})")
 fi
 
+give_up() {
+    for f in "${fatal[@]}"; do say "$f"; done
+    exit 1
+}
+[ ${#fatal[@]} = 0 ] || give_up # before anything large is downloaded
+
 if [ -z "$python" ]; then
     # Debian's python3-torch is a small CPU build; torch from PyPI is several GB on x86-64.
     if have apt-get && can_root && apt_install python3-torch python3-numpy python3-pytest && usable /usr/bin/python3; then
         python=/usr/bin/python3
     else
         base=${PYTHON:-$(command -v python3)}
-        say "no Debian package for torch: installing torch, numpy and pytest into .venv (several GB)"
+        say "python3-torch cannot be installed here (no root, or no such package): torch, numpy and pytest go into .venv (several GB)"
         if "$base" -m venv .venv && .venv/bin/python -m pip install --disable-pip-version-check torch numpy pytest >&2 &&
             usable .venv/bin/python; then
             python=.venv/bin/python
         else
+            rm -rf .venv
             fatal+=("no Python 3.11+ with torch, numpy and pytest: pip install torch numpy pytest, then make PYTHON=that-python")
         fi
     fi
 fi
 
-if [ ${#fatal[@]} -gt 0 ]; then
-    for f in "${fatal[@]}"; do say "$f"; done
-    exit 1
-fi
+[ ${#fatal[@]} = 0 ] || give_up
 case $python in /*) ;; *) python=$PWD/$python ;; esac
 printf '%s\n' "$python" >build/python
 say "ready ($(go env GOVERSION), $("$python" -c 'import sys, torch; print("Python %d.%d.%d, torch %s" % (*sys.version_info[:3], torch.__version__))'))"

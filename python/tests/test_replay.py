@@ -362,6 +362,9 @@ def test_trace_files_round_trip_and_bad_lines_are_named(tmp_path):
         path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}\n' + line + "\n")
         with pytest.raises(TraceError, match="line 2"):
             read_trace(path)
+    path.write_text("\n")
+    with pytest.raises(TraceError, match="no request"):  # a replay of nothing would pass
+        read_trace(path)
 
 
 def test_generated_trace_follows_its_seed_and_shares_prefixes():

@@ -34,10 +34,14 @@ class TraceRequest(NamedTuple):
 def read_trace(path: str | Path, limit: int | None = None) -> list[TraceRequest]:
     """The first ``limit`` requests of a file, all of them when it is None.
 
-    Raises OSError when the file cannot be read and TraceError for a bad line.
+    Raises OSError when the file cannot be read and TraceError for a bad line, or for a
+    file without requests: a replay of nothing would pass.
     """
     with open(path, encoding="utf-8") as lines:
-        return list(itertools.islice(_parse(lines), limit))
+        requests = list(itertools.islice(_parse(lines), limit))
+    if not requests:
+        raise TraceError("has no request, expected a JSON object a line")
+    return requests
 
 
 def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
