@@ -86,11 +86,30 @@ class OmniStats(ctypes.Structure):
     _fields_ = [("struct_size", u32), ("reserved0", u32)] + [
         (n, u64)
         for n in (
-            "steps_saved steps_materialized steps_discarded rows_saved saved_bytes hits hit_tokens gathered_bytes "
-            "preserved_bytes absent_rows displaced_rows deferred_writes flushes staging_waits failed_writes "
-            "live_requests unconsumed_steps pending_writes pending_reads staged_bytes staged_bytes_peak "
-            "reserved_bytes keys"
-        ).split()
+            "steps_saved",
+            "steps_materialized",
+            "steps_discarded",
+            "rows_saved",
+            "saved_bytes",
+            "hits",
+            "hit_tokens",
+            "gathered_bytes",
+            "preserved_bytes",
+            "absent_rows",
+            "displaced_rows",
+            "deferred_writes",
+            "flushes",
+            "staging_waits",
+            "failed_writes",
+            "live_requests",
+            "unconsumed_steps",
+            "pending_writes",
+            "pending_reads",
+            "staged_bytes",
+            "staged_bytes_peak",
+            "reserved_bytes",
+            "keys",
+        )
     ]
 
 

@@ -305,7 +305,7 @@ def test_open_key_refuses(lib, cache, name, row, schedule, expected, word):
 
 
 def test_key_mismatch_only_after_a_save(lib, cache):
-    st, key = open_key(lib, cache, row=ROW)
+    _, key = open_key(lib, cache, row=ROW)
     assert open_key(lib, cache, row=2 * ROW)[0] == OK  # not visible yet
     assert open_key(lib, cache, row=ROW) == (OK, key)
     step = Step(key, [0])
