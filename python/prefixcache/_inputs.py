@@ -37,7 +37,7 @@ def listed(name: str, values: Iterable[Any]) -> list[Any]:
 
 def mapping(name: str, value: Any) -> Mapping[Any, Any]:
     """``value``, if it is a mapping."""
-    if not isinstance(value, dict | Mapping):  # dict apart: the test for it is ten times quicker
+    if type(value) is not dict and not isinstance(value, Mapping):  # dict apart: the other test takes a microsecond
         raise PrefixCacheArgumentError(f"{name} is a {type(value).__name__}, expected a mapping")
     return value
 
