@@ -21,7 +21,7 @@ GO_LDFLAGS := -s -w -extldflags '-Wl,-soname,libprefixcache.so.$(SOVERSION) \
 	-Wl,--version-script=$(ROOT)/capi/libprefixcache.map -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined'
 
 .DEFAULT_GOAL := all
-.PHONY: all help setup run test bench wheel lint clean
+.PHONY: all help setup run test soak bench wheel lint clean
 
 all: $(LIB) ## build build/libprefixcache.so
 
@@ -50,6 +50,9 @@ run: $(BUILD)/python $(LIB) $(BUILD)/replay_context ## replay a trace and check 
 
 test: $(BUILD)/python $(LIB) $(CUDA_SIM) ## all tests: Go, Python, C++
 	@$(PYTHON) scripts/run_tests.py
+
+soak: $(BUILD)/python $(LIB) $(CUDA_SIM) ## the random tests with ever more seeds (MINUTES=30)
+	@scripts/soak.sh $(or $(MINUTES),30)
 
 bench: $(BUILD)/python $(LIB) $(BUILD)/bench_context ## the speed figures, as ratios taken in one run (TRACE=file.jsonl)
 	@TRACE="$(TRACE)" scripts/bench.sh

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# The random tests, longer: rounds with new or more seeds until the time is over.
+# usage: soak.sh [MINUTES]   (default 30; the round that is running is finished)
+set -u
+cd "$(dirname "$0")/.."
+minutes=${1:-30}
+case $minutes in '' | *[!0-9]*) echo "soak: MINUTES is '$minutes', expected a whole number" >&2; exit 2 ;; esac
+PYTHON=${PYTHON:-$(cat build/python)}
+deadline=$(($(date +%s) + minutes * 60))
+round=0
+run() { # name, command...
+    local name=$1; shift
+    printf 'round %d, %d s left: %s\n' "$round" "$((deadline - $(date +%s)))" "$name"
+    "$@" >build/soak.log 2>&1 || { cat build/soak.log; echo "soak: $name failed in round $round; CONTRIBUTING.md says how to run one seed again" >&2; exit 1; }
+}
+mkdir -p build
+while :; do
+    round=$((round + 1))
+    run "prefix cache against its model, seed $round" \
+        go test ./core/prefix -count=1 -timeout 0 -run TestRandomRunAgainstModel -prefix.steps $((round == 1 ? 200000 : 1000000)) -prefix.seed "$round"
+    run "coordinator against its model" go test ./core/coordinator -count=1 -timeout 0 -run Machine -machine-steps $((100000 * round))
+    run "omni cache against its model, $((100 * round)) traces a mode" \
+        env OMNI_TRACES=$((100 * round)) go test ./core/omni -count=1 -timeout 0 -run TestTraceAgainstModel
+    run "both on the simulated driver, $((2000 * round)) orders" \
+        env GPU_SEEDS=$((2000 * round)) go test ./gpu/... ./capi -count=1 -timeout 0
+    run "context cache from Python, seed $round" \
+        env PYTHONPATH=python PREFIXCACHE_RANDOM_SEED="$round" PREFIXCACHE_RANDOM_STEPS=$((2000 * round)) \
+        "$PYTHON" -m pytest -q -p no:cacheprovider python/tests/test_context_random.py
+    [ "$(date +%s)" -lt "$deadline" ] || break
+done
+echo "soak: $round rounds, nothing found"
