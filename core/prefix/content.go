@@ -16,16 +16,15 @@ import (
 // A media position keeps its 128-bit digest beside the cell, and a zero in place
 // of the token, so the two kinds of position never compare equal (D-2).
 type content struct {
-	width  int     // int32 words in a cell: page tokens, or 4 for one 128-bit key
-	base   int32   // cells below are base pages
-	words  []int32 // base cells, which live in slab outside the Go heap
-	slab   *rows.Mirror
-	runs   []rows.Run // scratch of takeCells
-	shadow [][]int32
-	next   []int32 // chain links of all cells; the base part is the base pool's
-	spare  chain   // free shadow cells
-	shadows,
-	shadowsFree int
+	width   int     // int32 words in a cell: page tokens, or 4 for one 128-bit key
+	base    int32   // cells below are base pages
+	words   []int32 // base cells, which live in slab outside the Go heap
+	slab    *rows.Mirror
+	runs    []rows.Run // scratch of takeCells
+	shadow  [][]int32
+	next    []int32 // chain links of all cells; the base part is the base pool's
+	spare   chain   // free shadow cells
+	shadows int
 
 	mediaOf   []int32 // 1 + media entry of a cell, 0 = text only; nil until media is seen
 	media     []Hash128

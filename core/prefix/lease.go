@@ -44,8 +44,6 @@ type segment struct {
 	bottom, start, end int32
 }
 
-const maxLeases = 1<<31 - 1
-
 // openLease returns a free lease slot; nothing counts until live is set.
 func (m *Manager) openLease() int32 {
 	if n := len(m.leaseFree); n > 0 {

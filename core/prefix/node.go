@@ -15,7 +15,6 @@ type node struct {
 	parent, up       int32
 	child            int32 // first of the children, -1 = leaf
 	sibling, elder   int32 // next and previous child of the same parent
-	hint             int32 // the child that matched last
 	first, last      int32 // cells
 	start, end       int32 // blocks
 	pins             int32 // leases that own all the cells
