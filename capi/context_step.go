@@ -54,8 +54,8 @@ func pcgo_context_begin(ctx C.pc_handle, admission *C.pc_admission, starts *C.pc
 	return C.PC_OK
 }
 
-//export pcgo_context_prepare_prefill
-func pcgo_context_prepare_prefill(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_status) {
+// plainStep is a step that takes nothing but the request.
+func plainStep(ctx, request C.pc_handle, work *C.pc_work, step func(*coordinator.Coordinator, coordinator.Handle, []coordinator.Command) (int, error)) (st C.pc_status) {
 	x, e, serr := enterContext(ctx)
 	defer guard(&st, e)
 	if serr != nil {
@@ -66,24 +66,18 @@ func pcgo_context_prepare_prefill(ctx, request C.pc_handle, work *C.pc_work) (st
 		return fail(err)
 	}
 	h := coordinator.Handle(request)
-	n, err := x.c.PreparePrefill(h, x.commands)
+	n, err := step(x.c, h, x.commands)
 	return x.begin(h, n, err, work)
 }
 
+//export pcgo_context_prepare_prefill
+func pcgo_context_prepare_prefill(ctx, request C.pc_handle, work *C.pc_work) C.pc_status {
+	return plainStep(ctx, request, work, (*coordinator.Coordinator).PreparePrefill)
+}
+
 //export pcgo_context_capture_prefill
-func pcgo_context_capture_prefill(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
-	if serr != nil {
-		return fail(serr)
-	}
-	defer x.leave()
-	if err := checkWork(work); err != nil {
-		return fail(err)
-	}
-	h := coordinator.Handle(request)
-	n, err := x.c.EnqueuePrefillCaptures(h, x.commands)
-	return x.begin(h, n, err, work)
+func pcgo_context_capture_prefill(ctx, request C.pc_handle, work *C.pc_work) C.pc_status {
+	return plainStep(ctx, request, work, (*coordinator.Coordinator).EnqueuePrefillCaptures)
 }
 
 // advance views the arrays of a pc_advance. publishable is legal in a decode
@@ -215,19 +209,8 @@ func pcgo_context_begin_compaction(ctx, request C.pc_handle, oldToNew *C.int32_t
 }
 
 //export pcgo_context_compact
-func pcgo_context_compact(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
-	if serr != nil {
-		return fail(serr)
-	}
-	defer x.leave()
-	if err := checkWork(work); err != nil {
-		return fail(err)
-	}
-	h := coordinator.Handle(request)
-	n, err := x.c.CompactBatch(h, x.commands)
-	return x.begin(h, n, err, work)
+func pcgo_context_compact(ctx, request C.pc_handle, work *C.pc_work) C.pc_status {
+	return plainStep(ctx, request, work, (*coordinator.Coordinator).CompactBatch)
 }
 
 //export pcgo_context_move_slots
@@ -261,19 +244,8 @@ func pcgo_context_move_slots(ctx C.pc_handle, model C.uint32_t, oldToNew *C.int3
 }
 
 //export pcgo_context_finish
-func pcgo_context_finish(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
-	if serr != nil {
-		return fail(serr)
-	}
-	defer x.leave()
-	if err := checkWork(work); err != nil {
-		return fail(err)
-	}
-	h := coordinator.Handle(request)
-	n, err := x.c.Finish(h, x.commands)
-	return x.begin(h, n, err, work)
+func pcgo_context_finish(ctx, request C.pc_handle, work *C.pc_work) C.pc_status {
+	return plainStep(ctx, request, work, (*coordinator.Coordinator).Finish)
 }
 
 //export pcgo_context_abandon

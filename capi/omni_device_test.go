@@ -17,7 +17,7 @@ import (
 // A step that shutdown dropped may still be on its way to its page: the page is
 // unpinned, and unmapped, only after that.
 func TestPagesOutliveTheCopiesOfADroppedStep(t *testing.T) {
-	eachSeed(t, 20, func(t testing.TB, seed uint64) {
+	simcuda.EachSeed(t, 20, func(t testing.TB, seed uint64) {
 		s := newStage(t, seed)
 		s.landed = make([]gpu.Event, 4)
 		simcuda.Policy(simcuda.Late)

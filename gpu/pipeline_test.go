@@ -119,7 +119,7 @@ func seeds() uint64 {
 }
 
 func TestPipeline_ManySeeds(t *testing.T) {
-	eachSeed(t, seeds(), func(t testing.TB, seed uint64) {
+	simcuda.EachSeed(t, seeds(), func(t testing.TB, seed uint64) {
 		p := newPipeline(t, seed, 1+int(seed%4))
 		for step := range uint32(20) {
 			p.save(t, step+1)
@@ -142,7 +142,7 @@ func TestPipeline_EachGuardIsNeeded(t *testing.T) {
 		"R-14 wait before staging is read":   func(p *pipeline) { p.noAwait = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			eachSeed(t, 20, func(t testing.TB, seed uint64) {
+			simcuda.EachSeed(t, 20, func(t testing.TB, seed uint64) {
 				p := newPipeline(t, seed, 2)
 				off(p)
 				for step := range uint32(6) {

@@ -151,7 +151,7 @@ func TestSimulator_ReportsLeaks(t *testing.T) {
 
 // The legacy stream orders itself with blocking streams and not with others.
 func TestSimulator_LegacyStreamSemantics(t *testing.T) {
-	eachSeed(t, 50, func(t testing.TB, seed uint64) {
+	simcuda.EachSeed(t, 50, func(t testing.TB, seed uint64) {
 		f := newFixture(t, seed)
 		simcuda.Launch(t, uintptr(f.s), uintptr(f.a), 64, 100) // f.s is a blocking stream
 		ok(t, f.d.CopyToHost(gpu.LegacyStream, ptr(f.host), f.a, 256))

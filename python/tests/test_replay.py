@@ -386,10 +386,9 @@ def test_generated_trace_follows_its_seed_and_shares_prefixes():
 
 def test_the_shared_trace_is_read_when_it_is_there():
     path = SHARED / "traces/mooncake_conversation.jsonl"
-    if path.exists():
-        assert len(read_trace(path)) == 12_031
-    else:
-        assert generate_trace(3, 0)  # a clone alone has only the generator
+    if not path.exists():
+        pytest.skip("the conversation trace is not here (../shared)")
+    assert len(read_trace(path)) == 12_031
 
 
 def check_pool(scheduler):
