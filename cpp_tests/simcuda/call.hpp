@@ -15,8 +15,6 @@ extern thread_local CUstreamCaptureMode capture_mode;
 
 inline Context* current() { return current_stack.empty() ? nullptr : current_stack.back(); }
 
-using Time = std::chrono::steady_clock;
-
 // Every entry point makes one of these: it takes the lock, counts the call, takes
 // the time, and knows whether the call was chosen to fail.
 struct Call {

@@ -69,7 +69,7 @@ void simcuda_reset(uint64_t seed) {
     m.pools_supported = true;
     m.host.clear();
     m.next_operation = 1;
-    m.ran = m.queued = m.pageable = m.implicit_waits = m.nanoseconds = 0;
+    m.ran = m.queued = m.pageable = m.implicit_waits = m.nanoseconds = m.finished = 0;
     m.calls.clear();
     m.faults.clear();
     m.fail_in = m.operation_fails_in = 0;
@@ -170,6 +170,7 @@ uint64_t simcuda_calls(const char* name) {
         return model().field;                            \
     }
 GAUGE(simcuda_nanoseconds, nanoseconds)
+GAUGE(simcuda_finished, finished)
 GAUGE(simcuda_ran, ran)
 GAUGE(simcuda_queued, queued)
 GAUGE(simcuda_pageable, pageable)

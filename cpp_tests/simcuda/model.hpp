@@ -1,6 +1,7 @@
 // model.hpp - the state of the simulated driver. One mutex guards all of it.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -15,6 +16,8 @@
 #include "simcuda.h"
 
 namespace sim {
+
+using Time = std::chrono::steady_clock;
 
 // A vector clock: entry i is how many operations of stream i come before.
 using Clock = std::vector<uint64_t>;
@@ -130,7 +133,7 @@ struct Model {
 
     Clock host;  // what the host has seen completed
     uint64_t next_operation = 1, ran = 0, queued = 0;
-    uint64_t pageable = 0, implicit_waits = 0, nanoseconds = 0;
+    uint64_t pageable = 0, implicit_waits = 0, nanoseconds = 0, finished = 0;
     std::map<std::string, uint64_t> calls;
     std::vector<std::string> faults;
 

@@ -102,6 +102,7 @@ bool Model::run_one(std::unique_lock<std::mutex>& lock) {
     }
     s->queue.pop_front();
     op->done = true;
+    finished = static_cast<uint64_t>(Time::now().time_since_epoch().count());
     op->after.clear();
     queued--;
     ran++;

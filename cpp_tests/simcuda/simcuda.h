@@ -91,6 +91,8 @@ int simcuda_leaks(char *text, size_t size);
  * all of them took, and operations that have run and that are queued. */
 uint64_t simcuda_calls(const char *name);
 uint64_t simcuda_nanoseconds(void);
+/* When the last operation finished, in nanoseconds of CLOCK_MONOTONIC. */
+uint64_t simcuda_finished(void);
 uint64_t simcuda_ran(void);
 uint64_t simcuda_queued(void);
 /* Copies from or to memory that is not pinned, and calls that drained a device
