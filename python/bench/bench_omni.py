@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Speed of the omni cache, as ratios taken in one run.
 
-Every figure is taken in turn with what it is compared to, a few steps each, so that a
-noisy machine disturbs both alike; the medians are divided. (Step by step would be worse:
-each would find its code and data pushed out of the caches by the other.) Where ../shared has the original
-manager it is the comparison; a bare memory copy and torch's index_copy_ always are.
+Every figure is taken in many short turns: some steps of ours, then some of what they are
+compared to. A turn gives one ratio, of its two medians, and the figure is the median of
+these ratios. So a machine whose clock changes from second to second changes both sides of
+a ratio alike. (Step by step would be worse: each would find its code and data pushed out of
+the caches by the other; so the first steps of a turn do not count.) The times beside a
+ratio are medians over all turns, and their quotient may differ from it. Where ../shared has
+the original manager it is the comparison; a bare memory copy and torch's index_copy_ always are.
 
 usage: bench_omni.py [--check] [--quick] [--threads N]
 
@@ -21,9 +24,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -135,18 +139,33 @@ def tensors(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(n, WIDTH).to(torch.bfloat16) for _ in range(2))
 
 
-def in_turn(n: int, *jobs: Callable[[], float], turn: int = 10) -> list[float]:
-    """Medians of the seconds that each job reports; n runs of each, in turns.
+class Compared(NamedTuple):
+    """What the turns gave: medians in seconds, and the median over the turns of theirs / ours."""
 
-    The first runs of a turn warm the caches and do not count.
+    ours: float
+    theirs: float | None
+    ratio: float
+
+
+Job = Callable[[], float]
+
+
+def in_turns(turns: int, ours: Job, theirs: Job | None, *, steps: int = 15, warm: int = 10, few: int = 5) -> Compared:
+    """Compare the seconds that two jobs report; see the top of this file.
+
+    In each turn ``ours`` runs ``warm`` times and then ``steps`` times that count, ``theirs``
+    ``few`` times and then ``few`` times. (It is the slower one, and warm sooner in its own terms.)
     """
-    taken: list[list[float]] = [[] for _ in jobs]
-    for _ in range(max(1, n // turn)):
-        for job, times in zip(jobs, taken, strict=True):
-            for _ in range(turn // 10):
+    medians: list[tuple[float, float]] = []
+    for _ in range(turns):
+        turn = []
+        for job, before, counted in ((ours, warm, steps), (theirs or ours, few, few)):
+            for _ in range(before):
                 job()
-            times += [job() for _ in range(min(n, turn))]
-    return [statistics.median(times) for times in taken]
+            turn.append(statistics.median([job() for _ in range(counted)]))
+        medians.append((turn[0], turn[1]))
+    mine, other = (statistics.median(times) for times in zip(*medians, strict=True))
+    return Compared(mine, other if theirs else None, statistics.median(b / a for a, b in medians))
 
 
 def timed(job: Callable[[], object]) -> Callable[[], float]:
@@ -170,14 +189,13 @@ class Report:
         if met is False:
             self.missed.append(what)
 
-    def faster(self, what: str, ours: float, theirs: float | None, target: float) -> None:
-        if theirs is None:
-            print(f"{what:<34} {ours * 1e6:10.0f} us", flush=True)
+    def faster(self, what: str, figure: Compared, target: float, than: str = "original") -> None:
+        ours = f"{figure.ours * 1e6:10.0f} us"
+        if figure.theirs is None:
+            print(f"{what:<34} {ours}", flush=True)
             return
-        ratio = theirs / ours
-        self.row(
-            what, f"{ours * 1e6:10.0f} us, original {theirs * 1e6:10.0f} us", ratio, f">= {target:g}", ratio >= target
-        )
+        theirs = f"{figure.theirs * 1e6:{19 - len(than)}.0f} us"
+        self.row(what, f"{ours}, {than} {theirs}", figure.ratio, f">= {target:g}", figure.ratio >= target)
 
     def at_most(self, what: str, figures: str, value: float, target: float) -> None:
         self.row(what, figures, value, f"<= {target:g}", value <= target)
@@ -206,20 +224,23 @@ class Stopwatch:
         return call
 
 
-def decode(report: Report, reference: Any, steps: int) -> None:
+def jobs_of(engines: list[Engine], job: Callable[[Engine], float]) -> tuple[Job, Job | None]:
+    """The same job for our engine, and for the original's where it is here."""
+    ours, *theirs = (partial(job, e) for e in engines)
+    return ours, theirs[0] if theirs else None
+
+
+def decode(report: Report, reference: Any, turns: int) -> None:
     for batch, target in ((1, 5), (16, 30), (64, 60), (256, 90)):
-        blocks = (2 * steps + 40) // BLOCK + 2
+        blocks = (25 * turns + 40) // BLOCK + 2
         table = table_of(batch, blocks)
         hidden, mm = tensors(batch * 16)
         engines = [Engine(m, batch * blocks, capacity=batch * 16) for m in (product, reference) if m]
         for engine in engines:
             engine.batch([f"r{i}" for i in range(batch)], table, 0)
             engine.step(16, hidden, mm)
-            for _ in range(5):
-                engine.step(1, hidden, mm)
-        jobs = [lambda e=e, h=hidden, m=mm: e.step(1, h, m) for e in engines]
-        times = in_turn(steps, *jobs, turn=50)
-        report.faster(f"decode step, batch {batch}", times[0], times[1] if reference else None, target)
+        figure = in_turns(turns, *jobs_of(engines, lambda e, h=hidden, m=mm: e.step(1, h, m)))
+        report.faster(f"decode step, batch {batch}", figure, target)
 
 
 def inside_the_library(report: Report, steps: int) -> None:
@@ -241,10 +262,11 @@ def inside_the_library(report: Report, steps: int) -> None:
     # Step by step here: the copy shall find the caches as the step does.
     taken = [(inside(), copy()) for _ in range(steps + 5)][5:]
     ours, bare = (statistics.median(times) for times in zip(*taken, strict=True))
-    report.at_most("library time, batch 256", f"{ours * 1e6:10.0f} us, bare copy {bare * 1e6:9.0f} us", ours / bare, 2)
+    ratio = statistics.median(a / b for a, b in taken)
+    report.at_most("library time, batch 256", f"{ours * 1e6:10.0f} us, bare copy {bare * 1e6:9.0f} us", ratio, 2)
 
 
-def prefill(report: Report, reference: Any, rounds: int) -> None:
+def prefill(report: Report, reference: Any, turns: int) -> None:
     for batch in (16, 64):
         tokens = 256
         blocks = tokens // BLOCK
@@ -268,15 +290,15 @@ def prefill(report: Report, reference: Any, rounds: int) -> None:
         for _ in range(2):
             step(engines[0])
         faults.clear()
-        times = in_turn(rounds, *(lambda e=e: step(e) for e in engines))
-        report.faster(f"prefill {batch} x {tokens}, warm", times[0], times[1] if reference else None, 10)
+        figure = in_turns(turns, *jobs_of(engines, step), steps=4, warm=1, few=1)
+        report.faster(f"prefill {batch} x {tokens}, warm", figure, 10)
         size = 2 * batch * tokens * WIDTH * 2
         limit = 1.2 * size / (2 * MiB) + 150
         count = statistics.median(faults)
         report.at_most("  page faults", f"{count:10.0f} in {size / MiB:.0f} MiB", count, limit)
 
 
-def hits(report: Report, reference: Any, rounds: int) -> None:
+def hits(report: Report, reference: Any, turns: int) -> None:
     for tokens, target in ((256, 5), (4096, 2.3)):
         blocks = tokens // BLOCK
         hidden, mm = tensors(tokens)
@@ -290,15 +312,13 @@ def hits(report: Report, reference: Any, rounds: int) -> None:
         for engine in engines:
             engine.batch(["prompt"], table, 0)
             engine.step(tokens, hidden, mm)
-            for _ in range(3):
-                step(engine)
-        times = in_turn(rounds, *(lambda e=e: step(e) for e in engines))
-        report.faster(f"hit of {tokens} tokens", times[0], times[1] if reference else None, target)
+        figure = in_turns(turns, *jobs_of(engines, step))
+        report.faster(f"hit of {tokens} tokens", figure, target)
 
 
-def pending_reads(report: Report, steps: int) -> None:
+def pending_reads(report: Report, turns: int) -> None:
     batch, tokens = 64, 4096
-    blocks = (2 * steps + 40) // BLOCK + 2
+    blocks = (30 * turns + 40) // BLOCK + 2
     prefix_blocks = tokens // BLOCK
     hidden, mm = tensors(tokens)
     engines = []
@@ -321,16 +341,11 @@ def pending_reads(report: Report, steps: int) -> None:
         engine.manager.materialize(step, engine.view.ids)
         return seconds
 
-    free, busy = in_turn(steps, *(lambda e=e: save(e) for e in engines))
-    report.at_most(
-        "64-request save, 16 pending reads",
-        f"{busy * 1e6:10.0f} us, without {free * 1e6:9.0f} us",
-        busy / free,
-        1.1,
-    )
+    free, busy, ratio = in_turns(turns, *jobs_of(engines, save), few=15)
+    report.at_most("64-request save, 16 pending reads", f"{busy * 1e6:10.0f} us, without {free * 1e6:9.0f} us", ratio, 1.1)
 
 
-def scatter(report: Report, rounds: int) -> None:
+def scatter(report: Report, turns: int) -> None:
     tokens = 4096
     blocks = tokens // BLOCK
     engine = Engine(product, blocks, capacity=tokens)
@@ -350,23 +365,15 @@ def scatter(report: Report, rounds: int) -> None:
         pool[0].index_copy_(0, slots, hidden)
         pool[1].index_copy_(0, slots, mm)
 
-    in_turn(3, save, timed(copy))
-    ours, theirs = in_turn(rounds, save, timed(copy))
-    ratio = theirs / ours
     # The save also fills the result, which index_copy_ does not.
-    report.row(
-        "save of 2 x 16 MiB of 4 KiB rows",
-        f"{ours * 1e6:10.0f} us, index_copy_ {theirs * 1e6:7.0f} us",
-        ratio,
-        ">= 2",
-        ratio >= 2,
-    )
+    figure = in_turns(turns, save, timed(copy), steps=3, warm=2, few=2)
+    report.faster("save of 2 x 16 MiB of 4 KiB rows", figure, 2, "index_copy_")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Speed of the omni cache, as ratios taken in one run.")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the steps; figures vary more")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the turns; figures vary more")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -376,12 +383,12 @@ def main() -> int:
     if reference is None:
         print("the original manager is not here (../shared); its ratios are left out")
     with torch.inference_mode():
-        decode(report, reference, 200 // few)
+        decode(report, reference, 20 // few)
         inside_the_library(report, 300 // few)
-        prefill(report, reference, 10 // few or 1)
-        hits(report, reference, 30 // few)
-        pending_reads(report, 300 // few)
-        scatter(report, 20 // few)
+        prefill(report, reference, 20 // few)
+        hits(report, reference, 20 // few)
+        pending_reads(report, 20 // few)
+        scatter(report, 10 // few)
     if report.missed:
         print(f"{len(report.missed)} missed: {', '.join(report.missed)}")
     return 1 if args.check and report.missed else 0
