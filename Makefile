@@ -21,7 +21,7 @@ GO_LDFLAGS := -s -w -extldflags '-Wl,-soname,libprefixcache.so.$(SOVERSION) \
 	-Wl,--version-script=$(ROOT)/capi/libprefixcache.map -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined'
 
 .DEFAULT_GOAL := all
-.PHONY: all help setup run test soak bench wheel lint clean
+.PHONY: all help setup run test soak bench wheel lint abi-snapshot clean
 
 all: $(LIB) ## build build/libprefixcache.so
 
@@ -64,6 +64,9 @@ include gpu/check/check.mk
 
 lint: $(BUILD)/python ## gofmt, vet, staticcheck, clang-format, ruff (pinned versions)
 	@scripts/lint.sh
+
+abi-snapshot: ## take what include/prefixcache.h promises now as the ABI that `make test` holds it to
+	@python3 gates/abi.py snapshot
 
 clean: ## remove build/
 	rm -rf $(BUILD)

@@ -30,6 +30,6 @@ fi
 if [ ! -x build/lint/bin/ruff ] || ! build/lint/bin/ruff --version | grep -q "$ruff"; then
     python3 -m venv build/lint && build/lint/bin/pip install -q --disable-pip-version-check "ruff==$ruff"
 fi
-check "ruff check" build/lint/bin/ruff check python scripts gpu
-check "ruff format" build/lint/bin/ruff format --check python scripts gpu
+check "ruff check" build/lint/bin/ruff check python scripts gpu gates
+check "ruff format" build/lint/bin/ruff format --check python scripts gpu gates
 exit $failed

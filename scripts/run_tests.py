@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Run every test suite of the project and count.
 
-Suites: Go (plain and under the race detector), Python (pytest), C++ (CTest).
+Suites: Go (plain and under the race detector), Python (pytest), C++ (CTest),
+and the gates: the ABI, the built library, coverage, dependencies.
 Each suite's output goes to build/test/<suite>.log; failures are printed. The last
 line is 'N passed, N failed', with ', N skipped' when a test was skipped.
 
@@ -126,6 +127,7 @@ def suites():
         # Apart, because the simulated CUDA driver is the driver of its process.
         "python-device": lambda: python("pytest-device", "python/device_tests"),
         "cpp": cpp,
+        "gates": lambda: python("gates", "gates"),
     }
 
 

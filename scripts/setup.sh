@@ -27,6 +27,8 @@ have g++ || missing+=(g++)
 have cmake || missing+=(cmake)
 have ninja || missing+=(ninja-build)
 have pkg-config || missing+=(pkg-config)
+have clang || missing+=(clang)
+have abidw || missing+=(abigail-tools)
 [ -e /usr/include/gtest/gtest.h ] || [ -e /usr/local/include/gtest/gtest.h ] || missing+=(libgtest-dev)
 
 # Python: any interpreter from 3.11 on that has torch, numpy and pytest.

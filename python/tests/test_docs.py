@@ -170,7 +170,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_exist(page):
-    tops = ("capi", "core", "cpp_tests", "docs", "gpu", "include", "python", "scripts")
+    tops = ("capi", "core", "cpp_tests", "docs", "gpu", "include", "python", "scripts", "gates", "abi")
     for name in quoted(page):
         if re.fullmatch(rf"({'|'.join(tops)})/[\w./-]*", name):
             assert (REPOSITORY / name).exists(), name
