@@ -1,0 +1,32 @@
+package simulation
+
+import (
+	"flag"
+	"testing"
+)
+
+var (
+	operations = flag.Uint64("sim.operations", 0, "operations of each machine; 0 for 5 100 000, or 100 000 with -short")
+	minutes    = flag.Float64("sim.minutes", 0, "stop after this time, if the operations do not end before")
+	firstSeed  = flag.Uint64("sim.first", 1, "first seed of the runs")
+	runSeed    = flag.Uint64("sim.seed", 0, "play this one seed, with a log and all checks")
+	runKeep    = flag.String("sim.keep", "", "with -sim.seed: play these operations of its plan only, like 3,5-9")
+	noShrink   = flag.Bool("sim.noshrink", false, "report a failure as it was found")
+)
+
+// budget is what CI runs: more than 10 million operations over the machines.
+func budget() uint64 {
+	switch {
+	case *operations > 0:
+		return *operations
+	case testing.Short():
+		return 100_000
+	}
+	return 5_100_000
+}
+
+// TestOmni runs core/omni under every schedule that the seeds lead to.
+func TestOmni(t *testing.T) {
+	t.Parallel()
+	explore(t, newOmniWorld, 1500)
+}
