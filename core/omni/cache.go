@@ -47,6 +47,8 @@ type Cache struct {
 	job         jobState
 	batch       batchLayout // scratch of Save
 	areas       []area      // scratch of Materialize's checks
+	pageUse     []pageUse   // Config.ZeroOnRelease, see zero.go
+	late        []lateRow
 
 	stats Stats
 }
@@ -67,6 +69,7 @@ func New(cfg Config) (*Cache, error) {
 		byName:      make(map[string]KeyID),
 		pages:       make([]pageHolder, cfg.StagingDepth),
 		devicePages: make([]devicePage, cfg.StagingDepth),
+		pageUse:     make([]pageUse, cfg.StagingDepth),
 	}
 	c.granules = cfg.NumBlocks * c.perBlock
 	c.blockBits = log2(cfg.BlockSize)
@@ -128,6 +131,9 @@ func (c *Cache) Free() error {
 	}
 	c.freed = true
 	for _, k := range c.keys {
+		if c.cfg.ZeroOnRelease {
+			k.wipe()
+		}
 		k.free()
 	}
 	c.keys, c.visible, c.hidden = nil, nil, NoKey

@@ -41,6 +41,9 @@ func (c *Cache) check() error {
 			return fmt.Errorf("key %s: %w", k.name, err)
 		}
 	}
+	if c.cfg.ZeroOnRelease {
+		return c.checkZero()
+	}
 	return nil
 }
 
@@ -231,11 +234,18 @@ func (c *Cache) listed(k *key, want link) bool {
 func (c *Cache) checkKey(k *key, refs []int32) error {
 	// Every row is free with no reference, or used with exactly those counted.
 	free := 0
-	for h := k.store.freeHead; h != noRow; h = k.store.meta[h].next {
-		if k.store.meta[h].refs != 0 {
-			return fmt.Errorf("row %d is free and has %d references", h, k.store.meta[h].refs)
+	for i, c := range k.store.chains {
+		n := int32(0)
+		for h := c.head; h != noRow; h = k.store.meta[h].next {
+			if k.store.meta[h].refs != 0 || int(h>>k.store.shift) != i {
+				return fmt.Errorf("row %d is free in segment %d and has %d references", h, i, k.store.meta[h].refs)
+			}
+			n++
 		}
-		free++
+		if n != c.n || n > 0 && i < k.store.low {
+			return fmt.Errorf("segment %d has %d free rows, counted %d; the lowest with one is %d", i, n, c.n, k.store.low)
+		}
+		free += int(n)
 	}
 	used := 0
 	for h := range k.store.meta {

@@ -50,6 +50,9 @@ func (c *Cache) claimSkipped(k *key, slots []int64) {
 		if k.readers > 0 && c.read(k, s) {
 			c.preserve(k, s)
 		}
+		if c.cfg.ZeroOnRelease {
+			c.zeroMirror(k, s, w)
+		}
 		c.displace(k, s, w, none)
 		k.words[s] = w.claimed(b)
 	}
@@ -66,6 +69,9 @@ func (c *Cache) claimDeferred(k *key, id KeyID, w int32, slots []int64, step uin
 		old := k.words[s]
 		if k.readers > 0 && c.read(k, s) {
 			c.preserve(k, s)
+		}
+		if c.cfg.ZeroOnRelease {
+			c.zeroMirror(k, s, old)
 		}
 		again := false // listed twice in this very chunk: one claim, the last row wins
 		if old.kind() == kindDeferred {

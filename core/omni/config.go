@@ -53,6 +53,8 @@ type Config struct {
 	// all the same, because waking another thread costs more than the copy.
 	// Negative: never, so that every step goes through the committer.
 	InlineBytes int64
+	// ZeroOnRelease clears every row that stops being readable, see zero.go.
+	ZeroOnRelease bool
 	// NameOf gives the text that stands for a request in an error; nil prints the
 	// number. It runs under the cache's lock and must not call the cache.
 	NameOf func(request uint64) string

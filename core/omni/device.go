@@ -75,6 +75,9 @@ func (c *Cache) execute(list []Command) (err error) {
 func (c *Cache) stageDevice(a *SaveArgs) error {
 	s := &c.batch
 	land, total := c.layPage(a)
+	if c.cfg.ZeroOnRelease {
+		c.pageUse[s.page].bytes = total
+	}
 	err := c.growPage(s.page, total)
 	if err == nil {
 		base := c.devicePages[s.page].mem.Base()
@@ -159,6 +162,9 @@ func (c *Cache) dropPage(page int) error {
 	}
 	if err := c.execute(append(c.commands[:0], Command{Kind: UnpinPage, Page: page, Host: p.mem.Base(), Bytes: p.mem.Size()})); err != nil {
 		return err
+	}
+	if c.cfg.ZeroOnRelease {
+		p.mem.Wipe()
 	}
 	p.mem.Free()
 	p.mem = nil

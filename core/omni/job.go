@@ -202,6 +202,7 @@ func (c *Cache) finishJob(j *Job, err error) {
 			c.fail(err, "deferred write %d of req %s", j.Write, c.nameOf(j.Request))
 		}
 		c.retire(j.write)
+		c.zeroLate()
 	}
 	c.wake(Callers)
 }

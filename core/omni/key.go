@@ -127,7 +127,7 @@ func (c *Cache) OpenKey(name string, rowBytes int64, dtype uint32, s Schedule) (
 // newKey reserves address space for a key; nothing is touched yet.
 func (c *Cache) newKey(name string, rowBytes int64, dtype uint32, s Schedule) (*key, error) {
 	k := &key{name: name, rowBytes: rowBytes, dtype: dtype, sched: s, carried: -1}
-	k.store.init(rowBytes)
+	k.store.init(rowBytes, c.cfg.ZeroOnRelease)
 	var err error
 	if k.mirror, err = rows.NewMirror(c.slots, rowBytes, rows.MirrorOptions{DontDump: true}); err != nil {
 		return nil, err

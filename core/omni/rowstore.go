@@ -14,16 +14,27 @@ import (
 // are still one copy.
 //
 // Rows are counted references: a deferred write holds its rows, and every planned
-// read that found them. Memory comes in segments of reserved address space that
-// never move and are kept until the key is freed; the working set is bounded by
-// the byte budget and by what readers hold.
+// read that found them. Memory comes in segments of address space that never move;
+// the working set is bounded by the byte budget and by what readers hold. Rows are
+// taken from the lowest segment that has one, so that the last segments run empty
+// when demand falls, and are given back to the system: see surplus.
 type rowStore struct {
 	rowBytes int64
 	shift    uint // rows of a segment: 1 << shift
+	zero     bool // Config.ZeroOnRelease
 	segs     []*rows.Memory
 	meta     []rowMeta
-	freeHead int32 // chain through rowMeta.next, or noRow
-	free_    int   // rows in that chain
+	chains   []freeChain // of each segment
+	low      int         // no segment below has a free row
+	free_    int         // rows in all chains
+
+	peak, before int // most rows wanted at once, in this window of saves and in the last
+}
+
+// freeChain is the free rows of one segment, linked through rowMeta.next.
+type freeChain struct {
+	head int32 // or noRow
+	n    int32
 }
 
 // rowMeta is one row's bookkeeping. It has no pointers.
@@ -43,8 +54,8 @@ const (
 	maxShift     = 14 // keeps the bookkeeping of a segment of narrow rows small
 )
 
-func (s *rowStore) init(rowBytes int64) {
-	s.rowBytes, s.freeHead = rowBytes, noRow
+func (s *rowStore) init(rowBytes int64, zero bool) {
+	s.rowBytes, s.zero = rowBytes, zero
 	for int64(1)<<s.shift < minSegment || int64(1)<<(s.shift+1)*rowBytes <= segmentBytes && s.shift < maxShift {
 		s.shift++
 	}
@@ -64,20 +75,29 @@ func (s *rowStore) reserve(n int64) error {
 		}
 		s.segs = append(s.segs, m)
 		s.meta = append(s.meta, make([]rowMeta, per)...)
-		for i := first + per - 1; i >= first; i-- { // lowest number first
-			s.meta[i].next = s.freeHead
-			s.freeHead = int32(i)
+		s.chains = append(s.chains, freeChain{int32(first), int32(per)})
+		for i := first; i < first+per; i++ { // lowest number first
+			s.meta[i].next = int32(i + 1)
 		}
+		s.meta[first+per-1].next = noRow
 		s.free_ += int(per)
 	}
+	s.peak = max(s.peak, s.used()+int(n))
 	return nil
 }
 
+func (s *rowStore) used() int { return len(s.meta) - s.free_ }
+
 // take gives a row with one reference. reserve has made sure that there is one.
 func (s *rowStore) take() int32 {
-	h := s.freeHead
+	for s.chains[s.low].n == 0 {
+		s.low++
+	}
+	c := &s.chains[s.low]
+	h := c.head
 	m := &s.meta[h]
-	s.freeHead = m.next
+	c.head = m.next
+	c.n--
 	s.free_--
 	*m = rowMeta{slot: lost, next: noRow, refs: 1, write: noRow}
 	return h
@@ -88,33 +108,74 @@ func (s *rowStore) drop(h int32) {
 	m := &s.meta[h]
 	m.refs--
 	if m.refs == 0 {
-		m.next, s.freeHead = s.freeHead, h
-		s.free_++
+		m.next = noRow
+		s.put(h, h, 1)
 	}
 }
 
 // dropChain gives back one reference of every row from head on. Rows that come
 // free keep their order, so that the next tenant's rows are runs again.
 func (s *rowStore) dropChain(head int32) {
-	first, last := int32(noRow), int32(noRow)
+	first, last, n := int32(noRow), int32(noRow), int32(0)
 	for h := head; h != noRow; {
 		m := &s.meta[h]
 		next := m.next
 		m.next = noRow
 		if m.refs--; m.refs == 0 {
-			if last == noRow {
+			if n > 0 && h>>s.shift != last>>s.shift { // another segment
+				s.put(first, last, n)
+				n = 0
+			}
+			if n == 0 {
 				first = h
 			} else {
 				s.meta[last].next = h
 			}
 			last = h
-			s.free_++
+			n++
 		}
 		h = next
 	}
-	if last != noRow {
-		s.meta[last].next, s.freeHead = s.freeHead, first
+	if n > 0 {
+		s.put(first, last, n)
 	}
+}
+
+// put makes n rows of one segment free, a chain from first to last.
+func (s *rowStore) put(first, last, n int32) {
+	if s.zero {
+		for h, left := first, n; left > 0; h, left = s.meta[h].next, left-1 {
+			rows.Zero(s.at(h), s.rowBytes)
+		}
+	}
+	seg := int(first >> s.shift)
+	c := &s.chains[seg]
+	s.meta[last].next, c.head = c.head, first
+	c.n += n
+	s.free_ += int(n)
+	s.low = min(s.low, seg)
+}
+
+// window begins another window of saves: what was wanted in the one before the
+// last is no reason any more to keep memory.
+func (s *rowStore) window() { s.before, s.peak = s.peak, s.used() }
+
+// surplus takes the last segment out of the store, when it is empty and two windows
+// have not needed as many. nil: it is to stay. The caller, who must be the one that
+// takes rows, frees it without the lock.
+func (s *rowStore) surplus() *rows.Memory {
+	last, per := len(s.segs)-1, 1<<s.shift
+	if last < 0 || int(s.chains[last].n) < per || max(s.peak, s.before) > last*per {
+		return nil
+	}
+	m := s.segs[last]
+	s.segs, s.chains, s.meta = s.segs[:last], s.chains[:last], s.meta[:last*per]
+	s.free_ -= per
+	s.low = min(s.low, max(0, last-1))
+	if cap(s.meta) > 4*len(s.meta) { // its book-keeping goes, too
+		s.meta = append(make([]rowMeta, 0, 2*len(s.meta)), s.meta...)
+	}
+	return m
 }
 
 func (s *rowStore) at(h int32) unsafe.Pointer { return s.in(s.segs, h) }
@@ -131,5 +192,5 @@ func (s *rowStore) free() {
 	for _, m := range s.segs {
 		m.Free()
 	}
-	s.segs, s.meta, s.freeHead, s.free_ = nil, nil, noRow, 0
+	s.segs, s.meta, s.chains, s.low, s.free_ = nil, nil, nil, 0, 0
 }

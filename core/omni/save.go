@@ -79,6 +79,7 @@ func (c *Cache) prepare(a *SaveArgs) (err error) {
 	if err = c.awaitStep(); err != nil {
 		return err
 	}
+	c.trimStores()
 	s.byCommitter = s.device > 0 ||
 		c.cfg.Threaded && s.immediate > 0 && (c.cfg.InlineBytes < 0 || s.immediateBytes >= c.cfg.InlineBytes)
 	// Only what will be held outside the mirror is charged: rows written inline never
@@ -125,6 +126,7 @@ func (c *Cache) prepare(a *SaveArgs) (err error) {
 	if s.page, err = c.claimPage(); err != nil {
 		return err
 	}
+	c.notePage(a)
 	if s.device > 0 {
 		return c.stageDevice(a)
 	}

@@ -58,6 +58,9 @@ func (c *Cache) releasePage(p int, h pageHolder) {
 		return
 	}
 	if c.pages[p] &^= h; c.pages[p] == 0 {
+		if c.cfg.ZeroOnRelease {
+			c.zeroPage(p)
+		}
 		c.wake(Callers)
 	}
 }

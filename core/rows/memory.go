@@ -144,6 +144,26 @@ func (m *Memory) Discard(off, n int64) error {
 	return nil
 }
 
+// Wipe zeroes the bytes that have physical pages, and makes no page present. No part
+// of the memory may be in use. Where the system cannot say what is present, all of
+// it is dropped instead: the system clears it before anybody gets it.
+func (m *Memory) Wipe() {
+	var vec [touchPiece / PageBytes]byte
+	for lo := int64(0); lo < m.size; lo += touchPiece {
+		n := min(touchPiece, m.size-lo)
+		part := vec[:n/PageBytes]
+		if sysMincore(unsafe.Slice((*byte)(m.At(lo)), n), part) != nil {
+			sysDiscard(unsafe.Slice((*byte)(m.At(lo)), n))
+			continue
+		}
+		for i, b := range part {
+			if b&1 != 0 {
+				clear(unsafe.Slice((*byte)(m.At(lo+int64(i)*PageBytes)), PageBytes))
+			}
+		}
+	}
+}
+
 // Resident counts the bytes that have physical pages. It costs a system call
 // per 64 MiB of size and must not run beside Free of the same Memory.
 func (m *Memory) Resident() int64 {

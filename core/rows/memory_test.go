@@ -103,6 +103,24 @@ func TestTouchKeepsBytesAndDiscardZeroes(t *testing.T) {
 	}
 }
 
+// Wiping a mirror that is mostly untouched must not make it present.
+func TestWipeZeroesWhatIsPresentOnly(t *testing.T) {
+	m := mustReserve(t, 256<<20, MemoryOptions{SmallPages: true})
+	for _, off := range []int64{0, 70<<20 + 123, 256<<20 - 1} {
+		*(*byte)(m.At(off)) = 1
+	}
+	before := m.Resident()
+	m.Wipe()
+	if got := m.Resident(); got != before {
+		t.Errorf("%d bytes resident, %d before", got, before)
+	}
+	for _, off := range []int64{0, 70<<20 + 123, 256<<20 - 1} {
+		if *(*byte)(m.At(off)) != 0 {
+			t.Errorf("byte %d is left", off)
+		}
+	}
+}
+
 // vmFlags returns the kernel's flags of the mapping that p is in.
 func vmFlags(t *testing.T, p unsafe.Pointer) string {
 	t.Helper()

@@ -83,6 +83,7 @@ func Run(t testing.TB, trace Trace) {
 	tr.cfg = omni.Config{NumBlocks: 4 + rng.Int64N(12), BlockSize: blockSize, StagingDepth: 1 + rng.IntN(4),
 		StagingCapacity: 4 * 130, BudgetBytes: 1 + rng.Int64N(20_000), CopyChunkBytes: 1 + rng.Int64N(256)}
 	tr.cfg.Threaded = mode != "eager"
+	tr.cfg.ZeroOnRelease = trace.Seed%2 == 0 // then Check looks at the memory, too
 	if mode == "committer" {
 		tr.cfg.InlineBytes = -1
 	}

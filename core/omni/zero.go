@@ -1,0 +1,142 @@
+package omni
+
+import (
+	"fmt"
+	"unsafe"
+
+	"libprefixcache/core/rows"
+)
+
+// With Config.ZeroOnRelease nothing of a row is left in memory once it cannot be read
+// any more (the promise, word for word, is in prefixcache.h):
+//
+//	mirror row      when a claim takes its slot without writing it at once: the claim of
+//	                a step without the key, or of a deferred chunk
+//	row of a store  when its last holder lets go
+//	staging page    when its step is consumed and written
+//	all of it       before the memory goes back to the system
+//
+// A step that carries an immediate key writes over the former row, which is as good.
+
+// pageUse is what has to be cleared on a staging page.
+type pageUse struct {
+	rows  int64
+	keys  []KeyID
+	bytes int64 // of the page of a device step
+}
+
+// lateRow is a mirror row that could not be cleared when its slot was claimed: the
+// job that runs was still about to write to it.
+type lateRow struct {
+	k    *key
+	slot int64
+}
+
+// zeroMirror clears the row of a slot that is being claimed. w is its word before.
+func (c *Cache) zeroMirror(k *key, slot int64, w word) {
+	switch w.kind() {
+	case kindStep: // every step that claimed before is written
+		rows.Zero(k.mirror.Row(slot), k.rowBytes)
+	case kindDeferred: // cleared when that was claimed, unless its write is under way
+		if m := &k.store.meta[k.rowOf[slot]]; c.defs.writes[m.write].state == writeCopying {
+			c.late = append(c.late, lateRow{k, slot})
+		}
+	}
+}
+
+// zeroLate clears what zeroMirror could not, when the job has ended.
+func (c *Cache) zeroLate() {
+	for _, l := range c.late {
+		if l.k.words[l.slot].kind() != kindStep {
+			rows.Zero(l.k.mirror.Row(l.slot), l.k.rowBytes)
+		}
+	}
+	c.late = c.late[:0]
+}
+
+// notePage remembers what a step puts on its staging page.
+func (c *Cache) notePage(a *SaveArgs) {
+	if !c.cfg.ZeroOnRelease {
+		return
+	}
+	u := &c.pageUse[c.batch.page]
+	u.rows, u.keys = c.batch.n, u.keys[:0]
+	for i := range a.Rows {
+		u.keys = append(u.keys, a.Rows[i].Key)
+	}
+}
+
+// zeroPage clears a staging page that nobody holds any more.
+func (c *Cache) zeroPage(p int) {
+	u := &c.pageUse[p]
+	for _, id := range u.keys {
+		if k := c.keys[id]; k.landing != nil {
+			rows.Zero(k.page(p, c.cfg.StagingCapacity), min(u.rows, c.cfg.StagingCapacity)*k.rowBytes)
+		}
+	}
+	if m := c.devicePages[p].mem; m != nil {
+		rows.Zero(m.Base(), min(u.bytes, m.Size()))
+	}
+	*u = pageUse{keys: u.keys[:0]}
+}
+
+// wipe clears the memory of a key before it goes back to the system.
+func (k *key) wipe() {
+	if k.mirror != nil {
+		k.mirror.Memory().Wipe()
+	}
+	if k.landing != nil {
+		k.landing.Wipe()
+	}
+	for _, m := range k.store.segs {
+		m.Wipe()
+	}
+}
+
+// checkZero looks at the memory: nothing of a released row may be left.
+func (c *Cache) checkZero() error {
+	late := map[lateRow]bool{}
+	for _, l := range c.late {
+		late[l] = true
+	}
+	for id, k := range c.keys {
+		for s, w := range k.words {
+			switch w.kind() {
+			case kindStep: // readable, or about to be
+				continue
+			case kindDeferred:
+				if c.defs.writes[k.store.meta[k.rowOf[s]].write].state == writeCopying {
+					continue
+				}
+			}
+			if !late[lateRow{k, int64(s)}] && !allZero(k.mirror.Row(int64(s)), k.rowBytes) {
+				return fmt.Errorf("key %s: slot %d holds a row that was released", k.name, s)
+			}
+		}
+		for h := range k.store.meta {
+			if k.store.meta[h].refs == 0 && !allZero(k.store.at(int32(h)), k.rowBytes) {
+				return fmt.Errorf("key %s: free row %d is not zero", k.name, h)
+			}
+		}
+		for p, holder := range c.pages {
+			if holder == 0 && k.landing != nil && !allZero(k.page(p, c.cfg.StagingCapacity), c.cfg.StagingCapacity*k.rowBytes) {
+				return fmt.Errorf("key %d: free staging page %d is not zero", id, p)
+			}
+		}
+	}
+	for p, holder := range c.pages {
+		if m := c.devicePages[p].mem; holder == 0 && m != nil && !allZero(m.Base(), m.Size()) {
+			return fmt.Errorf("free device page %d is not zero", p)
+		}
+	}
+	return nil
+}
+
+func allZero(p unsafe.Pointer, n int64) bool {
+	for _, b := range unsafe.Slice((*byte)(p), n) {
+		if b != 0 {
+			return false
+		}
+	}
+	return true
+}
