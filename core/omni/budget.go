@@ -8,6 +8,7 @@ func (c *Cache) awaitStep() error {
 	if c.job.step == 0 {
 		return nil
 	}
+	defer c.waited(WaitStep, c.now())
 	step, end := c.job.step, c.deadline()
 	for c.job.step == step {
 		if c.closed {
@@ -43,6 +44,7 @@ func (c *Cache) charge(bytes int64) error {
 		w := c.defs.oldest
 		number := c.defs.writes[w].number
 		c.stats.Flushes++
+		c.note(NoticeFlush)
 		c.enqueue(w, true)
 		if !c.cfg.Threaded {
 			if err := c.drainInline(); err != nil {
@@ -57,21 +59,30 @@ func (c *Cache) charge(bytes int64) error {
 		if !waited {
 			waited, end = true, c.deadline()
 		}
-		for c.isPending(w, number) {
-			if c.closed {
-				return errShutDown("save")
-			}
-			if !c.wait(Callers, end) && c.isPending(w, number) {
-				return status.New(status.Unmatch, "deferred write %d (JOIN_ON_FINISH) did not reach done within %v (state=%v, in_flight_tasks=%d)",
-					number, c.timeout(), c.defs.writes[w].state, c.pendingWrites())
-			}
-		}
-		if c.fatal != nil {
-			return c.failedBefore("deferred", number)
+		if err := c.awaitDeferred(w, number, end); err != nil {
+			return err
 		}
 	}
 	if c.staged += bytes; c.staged > c.stats.StagedBytesPeak {
 		c.stats.StagedBytesPeak = c.staged
+	}
+	return nil
+}
+
+// awaitDeferred waits until a deferred write has ended.
+func (c *Cache) awaitDeferred(w int32, number uint64, end int64) error {
+	defer c.waited(WaitBudget, c.now())
+	for c.isPending(w, number) {
+		if c.closed {
+			return errShutDown("save")
+		}
+		if !c.wait(Callers, end) && c.isPending(w, number) {
+			return status.New(status.Unmatch, "deferred write %d (JOIN_ON_FINISH) did not reach done within %v (state=%v, in_flight_tasks=%d)",
+				number, c.timeout(), c.defs.writes[w].state, c.pendingWrites())
+		}
+	}
+	if c.fatal != nil {
+		return c.failedBefore("deferred", number)
 	}
 	return nil
 }

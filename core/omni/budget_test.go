@@ -109,7 +109,7 @@ func TestS03_S04_AFailedSaveLeavesNoTrace(t *testing.T) {
 			t.Fatal("there was no staging page")
 		}
 		after := r.c.Stats()
-		after.StagingWaits, after.ReservedBytes, after.StagedBytesPeak = before.StagingWaits, before.ReservedBytes, before.StagedBytesPeak
+		after.StagingWaits, after.ReservedBytes, after.StagedBytesPeak, after.Waits = before.StagingWaits, before.ReservedBytes, before.StagedBytesPeak, before.Waits
 		if after != before || !reflect.DeepEqual(r.states("h", span(0, 16)...), states) {
 			t.Fatalf("%+v, was %+v", after, before)
 		}

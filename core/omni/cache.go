@@ -2,7 +2,7 @@ package omni
 
 import (
 	"strconv"
-	"sync"
+	"sync/atomic"
 
 	"libprefixcache/core/status"
 )
@@ -17,7 +17,7 @@ type Cache struct {
 	granules  int64
 	blockBits int // log2(BlockSize), or -1
 
-	mu     sync.Mutex
+	mu     meteredMutex
 	parked [numQueues]int
 
 	engine  bool // an engine call runs
@@ -50,7 +50,8 @@ type Cache struct {
 	pageUse     []pageUse   // Config.ZeroOnRelease, see zero.go
 	late        []lateRow
 
-	stats Stats
+	stats   Stats
+	notices atomic.Uint32 // Notice bits that nobody has taken yet
 }
 
 // New returns an empty cache whose policy wants hidden states. Address space is
@@ -71,6 +72,7 @@ func New(cfg Config) (*Cache, error) {
 		devicePages: make([]devicePage, cfg.StagingDepth),
 		pageUse:     make([]pageUse, cfg.StagingDepth),
 	}
+	c.mu.waiter = cfg.Waiter
 	c.granules = cfg.NumBlocks * c.perBlock
 	c.blockBits = log2(cfg.BlockSize)
 	c.reqs.init()

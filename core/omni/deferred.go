@@ -35,6 +35,7 @@ type write struct {
 	state  writeState
 
 	strands      int32 // first strand
+	queued       int64 // when it was, by the clock; threaded mode only
 	older, newer int32 // all writes that have not ended, by age
 	qPrev, qNext int32 // queue
 }
@@ -143,6 +144,9 @@ func (c *Cache) enqueue(w int32, head bool) {
 			c.reqs.slab[e].open = none
 		}
 		d.mustMove(w, writeQueued)
+		if c.cfg.Threaded {
+			p.queued = c.now()
+		}
 	case writeQueued:
 		if !head || d.qHead == w {
 			return

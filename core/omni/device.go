@@ -95,7 +95,21 @@ func (c *Cache) stageDevice(a *SaveArgs) error {
 			Command{Kind: LandPage, Page: s.page, Host: base, Bytes: land},
 			Command{Kind: RecordLanded, Page: s.page})
 		if err = c.execute(c.commands); err == nil {
-			c.unlocked(func() { c.stageHost(a, base) })
+			host := s.immediateBytes + s.deferredBytes
+			for i := range a.Rows {
+				if r := &a.Rows[i]; r.Place == OnDevice {
+					host -= s.n * c.keys[r.Key].rowBytes
+				}
+			}
+			c.stats.Moves[MoveClone].Bytes += uint64(s.immediateBytes + s.deferredBytes - host)
+			c.stats.Moves[MoveLand].Bytes += uint64(land)
+			var took int64
+			c.unlocked(func() {
+				began := c.clock(host)
+				c.stageHost(a, base)
+				took = c.since(began)
+			})
+			c.stats.Moves[MoveSave].add(host, took)
 			if c.closed {
 				err = errShutDown("save")
 			}
@@ -197,7 +211,7 @@ func (c *Cache) writeDevice(a *SaveArgs, x *stepCtx) (uint64, error) {
 	for i := range x.keys {
 		x.keys[i].off = s.pageOffs[i]
 	}
-	j.step, j.stepTaken, j.stepPage, j.stepBytes, j.stepLands = x.id, false, s.page, s.immediateBytes, true
+	j.step, j.stepTaken, j.stepPage, j.stepBytes, j.stepLands, j.stepQueued = x.id, false, s.page, s.immediateBytes, true, c.now()
 	c.pages[s.page] |= pageByWrite
 	j.stepCopies = c.appendPageCopies(j.stepCopies[:0], a, x.base)
 	if c.cfg.Threaded {
@@ -258,6 +272,7 @@ func (c *Cache) awaitLanded(x *stepCtx, reads []Read) error {
 	if x.id <= c.written || !x.readsPage(reads) {
 		return nil
 	}
+	defer c.waited(WaitLanded, c.now())
 	x.await[0] = Command{Kind: AwaitLanded, Page: x.page}
 	err := c.execute(x.await[:])
 	if err != nil && c.fatal != nil {

@@ -12,6 +12,7 @@ import (
 // first failure is the one that is kept (O-13).
 func (c *Cache) fail(cause error, what string, args ...any) {
 	c.stats.FailedWrites++
+	c.note(NoticeFailed)
 	if c.fatal == nil {
 		c.fatal = status.New(status.Unmatch, "prefix cache write failed for %s: %v; cached rows are lost behind published hashes",
 			fmt.Sprintf(what, args...), cause)

@@ -177,6 +177,7 @@ func (c *Cache) arrive(a *NewRequest) bool {
 		return false
 	}
 	c.reqs.setLive(e)
+	c.stats.LiveRequestsPeak = max(c.stats.LiveRequestsPeak, c.reqs.live)
 	if a.HitTokens == 0 {
 		return false
 	}

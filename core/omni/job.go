@@ -37,7 +37,9 @@ type Job struct {
 	Copies   []Copy
 
 	write int32
-	fails bool // a test's fail point
+	fails bool  // a test's fail point
+	moved int64 // what RunHost copied, and how long it took
+	took  int64
 }
 
 // Copy is one contiguous copy. Ranges never overlap.
@@ -61,6 +63,7 @@ type jobState struct {
 	stepCopies []Copy
 	stepTaken  bool
 	stepLands  bool // its page lands first
+	stepQueued int64
 	await      [1]Command
 }
 
@@ -97,6 +100,7 @@ func (c *Cache) takeJob() (Job, bool) {
 	switch {
 	case s.step != 0 && !s.stepTaken:
 		s.stepTaken = true
+		c.aged(s.stepQueued)
 		j.Kind, j.Step, j.Copies = StepWrite, s.step, s.stepCopies
 		if s.stepLands {
 			s.await[0] = Command{Kind: AwaitLanded, Page: s.stepPage}
@@ -104,6 +108,7 @@ func (c *Cache) takeJob() (Job, bool) {
 		}
 	case c.defs.qHead != none:
 		w := c.defs.qHead
+		c.aged(c.defs.writes[w].queued)
 		c.defs.dequeue(w)
 		c.defs.mustMove(w, writeCopying)
 		s.copies = c.appendCopies(s.copies[:0], w)
@@ -158,10 +163,13 @@ func (c *Cache) RunHost(j *Job) error {
 	if j.fails {
 		return errFailPoint
 	}
+	began := c.now()
 	for i := range j.Copies {
 		c.preempt()
 		rows.Copy(j.Copies[i].Dst, j.Copies[i].Src, j.Copies[i].Bytes)
+		j.moved += j.Copies[i].Bytes
 	}
+	j.took = c.since(began)
 	return nil
 }
 
@@ -182,6 +190,7 @@ func (c *Cache) JobDone(j *Job, err error) {
 func (c *Cache) finishJob(j *Job, err error) {
 	s := &c.job
 	s.active = false
+	c.stats.Moves[MoveCommit].add(j.moved, j.took)
 	switch j.Kind {
 	case StepWrite:
 		c.staged -= s.stepBytes

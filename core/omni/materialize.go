@@ -54,14 +54,19 @@ func (c *Cache) Materialize(step uint64, reads []Read) error {
 	switch {
 	case kept && gathers:
 		// The page goes back before the longer part: hit readers never hold one (O-40).
-		c.unlocked(func() { c.copyNew(x, reads) })
+		c.mergeNew(x, reads)
 		c.givePageBack(x)
 		fallthrough
 	case gathers:
 		x.pinSegments()
-		var bytes int64
-		c.unlocked(func() { bytes = c.gather(x, reads) })
+		var bytes, took int64
+		c.unlocked(func() {
+			began := c.clock(bytesOf(reads))
+			bytes = c.gather(x, reads)
+			took = c.since(began)
+		})
 		c.stats.GatheredBytes += uint64(bytes)
+		c.stats.Moves[MoveGather].add(bytes, took)
 		if err := c.guard(x); err != nil {
 			return err
 		}
@@ -74,7 +79,7 @@ func (c *Cache) Materialize(step uint64, reads []Read) error {
 			c.unlocked(func() { c.overlay(x, reads) })
 		}
 	case kept:
-		c.unlocked(func() { c.copyNew(x, reads) })
+		c.mergeNew(x, reads)
 	}
 	c.stats.StepsMaterialized++
 	return nil
@@ -195,6 +200,7 @@ func (r *Read) covers(p *plan) bool {
 
 // awaitWritten waits until the rows that plans read from the mirror are there.
 func (c *Cache) awaitWritten(x *stepCtx) error {
+	defer c.waited(WaitRead, c.now())
 	end := c.deadline()
 	for x.wait > c.written {
 		if c.fatal != nil {
@@ -211,8 +217,27 @@ func (c *Cache) awaitWritten(x *stepCtx) error {
 	return nil
 }
 
+// mergeNew is copyNew with what it cost.
+func (c *Cache) mergeNew(x *stepCtx, reads []Read) {
+	var bytes, took int64
+	c.unlocked(func() {
+		began := c.clock(bytesOf(reads))
+		bytes = c.copyNew(x, reads)
+		took = c.since(began)
+	})
+	c.stats.Moves[MoveMerge].add(bytes, took)
+}
+
+// bytesOf is how much the reads can give out at most.
+func bytesOf(reads []Read) (n int64) {
+	for i := range reads {
+		n += reads[i].DstBytes
+	}
+	return n
+}
+
 // copyNew fills in new rows from the staging page. No lock is held.
-func (c *Cache) copyNew(x *stepCtx, reads []Read) {
+func (c *Cache) copyNew(x *stepCtx, reads []Read) (bytes int64) {
 	for i := range reads {
 		r := &reads[i]
 		if r.Key == NoKey {
@@ -232,10 +257,13 @@ func (c *Cache) copyNew(x *stepCtx, reads []Read) {
 			}
 			row := x.starts[b]
 			dst := unsafe.Add(r.Dst, (x.newRow(b)-x.offs[r.First])*k.rowBytes)
-			rows.Copy(dst, unsafe.Add(page, row*k.rowBytes), (x.starts[e]-row)*k.rowBytes)
+			n := (x.starts[e] - row) * k.rowBytes
+			rows.Copy(dst, unsafe.Add(page, row*k.rowBytes), n)
+			bytes += n
 			b = e
 		}
 	}
+	return bytes
 }
 
 // gather fills in hit rows, straight into the result. No lock is held: a row that
@@ -275,6 +303,7 @@ func (c *Cache) gather(x *stepCtx, reads []Read) (bytes int64) {
 				}
 			}
 			bytes += pl.rows * k.rowBytes
+			x.given++
 		}
 	}
 	return bytes

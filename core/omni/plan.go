@@ -171,6 +171,12 @@ func (x *stepCtx) addPiece(from int32, k *key, row int64, src int32) {
 // closePlans ends every planned read of a context: no claim looks for them any
 // more, and rows they held go back. Overlays stay until dropOverlays.
 func (c *Cache) closePlans(x *stepCtx) {
+	used := min(x.given, len(x.plans))
+	c.stats.ReadsUsed += uint64(used)
+	if dropped := len(x.plans) - used; dropped > 0 {
+		c.stats.ReadsDropped += uint64(dropped)
+		c.note(NoticeDropped)
+	}
 	for i := range x.plans {
 		p := &x.plans[i]
 		k := x.keys[p.key].k

@@ -133,7 +133,13 @@ func (c *Cache) prepare(a *SaveArgs) (err error) {
 	if s.byCommitter {
 		// The step's own page is claimed and nobody knows of it yet, so a copy that
 		// fails here can still be undone.
-		c.unlocked(func() { c.stage(a) })
+		var took int64
+		c.unlocked(func() {
+			began := c.clock(s.immediateBytes)
+			c.stage(a)
+			took = c.since(began)
+		})
+		c.stats.Moves[MoveSave].add(s.immediateBytes, took)
 		if c.closed {
 			c.releasePage(s.page, pageByStep)
 			return errShutDown("save")
@@ -189,7 +195,9 @@ func (c *Cache) publish(a *SaveArgs) *stepCtx {
 	}
 	c.hits.reset()
 	c.steps.open = append(c.steps.open, x.index)
+	c.stats.UnconsumedStepsPeak = max(c.stats.UnconsumedStepsPeak, len(c.steps.open))
 	c.stats.StepsSaved++
+	c.stats.TokensSaved += uint64(s.n)
 	c.stats.RowsSaved += uint64(s.n) * uint64(len(a.Rows))
 	c.stats.SavedBytes += uint64(s.immediateBytes + s.deferredBytes)
 	return x
@@ -212,14 +220,23 @@ func (c *Cache) write(a *SaveArgs, x *stepCtx) (uint64, error) {
 	s := &c.batch
 	if s.byCommitter {
 		j := &c.job
-		j.step, j.stepTaken, j.stepPage, j.stepBytes = x.id, false, s.page, s.immediateBytes
+		j.step, j.stepTaken, j.stepPage, j.stepBytes, j.stepQueued = x.id, false, s.page, s.immediateBytes, c.now()
 		c.pages[s.page] |= pageByWrite
 		j.stepCopies = c.appendStepCopies(j.stepCopies[:0], a)
 	}
 	// What fails from here on is a write, and sticky: the claims are made.
 	fails := s.immediate > 0 && !s.byCommitter && c.failPoint()
 	if s.n > 0 && !(s.byCommitter && s.deferredBytes == 0) {
-		c.unlocked(func() { c.move(a, fails) })
+		bytes, took := s.deferredBytes, int64(0)
+		if !s.byCommitter {
+			bytes += s.immediateBytes
+		}
+		c.unlocked(func() {
+			began := c.clock(bytes)
+			c.move(a, fails)
+			took = c.since(began)
+		})
+		c.stats.Moves[MoveSave].add(bytes, took)
 	}
 	switch {
 	case fails:

@@ -20,36 +20,48 @@ const (
 // step always takes one, also when nothing is staged: that is what limits how far
 // consumers may lag behind (O-39).
 func (c *Cache) claimPage() (int, error) {
-	var end int64
-	for waited := false; ; waited = true {
-		if c.closed {
-			return -1, errShutDown("save")
+	if c.closed {
+		return -1, errShutDown("save")
+	}
+	p := c.freePage()
+	if p < 0 {
+		if err := c.awaitPage(); err != nil {
+			return -1, err
 		}
-		for p, h := range c.pages {
-			if h == 0 {
-				c.pages[p] = pageByStep
-				return p, nil
-			}
-		}
-		if !waited {
-			c.stats.StagingWaits++
-			end = c.deadline()
-		}
-		if !c.wait(Callers, end) && !c.pageFree() {
-			return -1, status.New(status.StagingTimeout,
+		p = c.freePage()
+	}
+	c.pages[p] = pageByStep
+	return p, nil
+}
+
+// awaitPage waits until a page is free.
+func (c *Cache) awaitPage() error {
+	defer c.waited(WaitStaging, c.now())
+	c.stats.StagingWaits++
+	c.note(NoticeStaging)
+	for end := c.deadline(); ; {
+		late := !c.wait(Callers, end)
+		switch {
+		case c.closed:
+			return errShutDown("save")
+		case c.freePage() >= 0:
+			return nil
+		case late:
+			return status.New(status.StagingTimeout,
 				"none of %d staging slots came free within %v; unconsumed step contexts (ids=%s) or a stuck write (in_flight_tasks=%d)",
 				len(c.pages), c.timeout(), c.steps.ids(), c.pendingWrites())
 		}
 	}
 }
 
-func (c *Cache) pageFree() bool {
-	for _, h := range c.pages {
+// freePage is the lowest free page, or -1.
+func (c *Cache) freePage() int {
+	for p, h := range c.pages {
 		if h == 0 {
-			return true
+			return p
 		}
 	}
-	return false
+	return -1
 }
 
 // releasePage takes one holder away; a holder that is gone already is fine.

@@ -23,10 +23,11 @@ const NoDeadline = math.MaxInt64
 // embedding layer supplies it, so that core starts no threads and a simulator
 // can decide who runs next.
 //
-// All methods are called with the cache's lock held. Wait gives the lock up
-// while it is parked and holds it again when it returns; it returns true after a
-// Wake of its queue (or for no reason at all: callers check again), and false
-// once the clock has reached deadline. Wake wakes everybody parked on a queue.
+// Now may be called at any time. The others are called with the cache's lock held.
+// Wait gives the lock up while it is parked and holds it again when it returns; it
+// returns true after a Wake of its queue (or for no reason at all: callers check
+// again), and false once the clock has reached deadline. Wake wakes everybody parked
+// on a queue.
 type Waiter interface {
 	Now() int64
 	Wait(mu *sync.Mutex, q Queue, deadline int64) bool
@@ -55,7 +56,7 @@ func (c *Cache) wait(q Queue, deadline int64) bool {
 		return false
 	}
 	c.parked[q]++
-	ok := c.cfg.Waiter.Wait(&c.mu, q, deadline)
+	ok := c.cfg.Waiter.Wait(&c.mu.Mutex, q, deadline)
 	c.parked[q]--
 	return ok
 }
