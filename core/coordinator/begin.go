@@ -59,6 +59,7 @@ func (c *Coordinator) Begin(a *Admission, stream uint64) (Handle, error) {
 	clear(c.wanted) // it points into the caller's arrays
 	r.handle, r.state = newHandle(index), entryLive
 	c.active++
+	c.metrics.ActiveRequestsPeak = max(c.metrics.ActiveRequestsPeak, int64(c.active))
 	return r.handle, nil
 }
 

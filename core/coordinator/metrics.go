@@ -35,6 +35,7 @@ type Metrics struct {
 	PlanningNanoseconds   int64
 	QuarantinedRequests   int64 // requests taken into quarantine so far
 	ActiveRequests        int64 // at reading: live and quarantined
+	ActiveRequestsPeak    int64
 	CurrentRecords        int64 // at reading
 	EvictedRecords        int64
 	BasePages             PoolMetrics
@@ -48,6 +49,13 @@ type PoolMetrics struct {
 	Capacity  int64
 	Free      int64
 	Reclaimed int64 // returned to the free list by evictions so far (C-66)
+}
+
+// Degradations counts what an operator should hear of: sequences forced cold, captures
+// skipped for want of a slot, requests taken into quarantine.
+func (c *Coordinator) Degradations() (forcedCold, skipped, quarantined int64) {
+	m := &c.metrics
+	return m.ForcedColdSequences, m.HybridPressureSkips, m.QuarantinedRequests
 }
 
 // countPlan counts one sequence of a batch that was admitted.
@@ -90,7 +98,7 @@ func (m Metrics) String() string {
 		{"publications.endpoints", m.PublishedEndpoints}, {"spec.pairs", m.SpecPairPublications},
 		{"hybrid.restores", m.HybridRestores}, {"hybrid.pressure-skips", m.HybridPressureSkips},
 		{"hybrid.capture-syncs", m.HybridCaptureSyncs}, {"planning.ns", m.PlanningNanoseconds},
-		{"requests.quarantined", m.QuarantinedRequests}, {"requests.active", m.ActiveRequests},
+		{"requests.quarantined", m.QuarantinedRequests}, {"requests.active", m.ActiveRequests}, {"requests.active-peak", m.ActiveRequestsPeak},
 		{"records", m.CurrentRecords}, {"records.evicted", m.EvictedRecords},
 	} {
 		fmt.Fprintf(&b, "%s %d\n", f.name, f.v)

@@ -147,6 +147,12 @@ func (m *Manager) fill(i int32, req *AcquireRequest, f *found) {
 	l.dependency = int32(pl.Dependency)
 	l.cursor, l.miss = f.match, f.src.miss
 	m.counters.ReasonCount[pl.Reason]++
+	if req.Policy == UseCache {
+		m.counters.QueryTokens += uint64(f.n)
+		m.counters.HitTokens += uint64(pl.Reuse)
+	}
+	m.counters.LeasesPeak = max(m.counters.LeasesPeak, uint64(m.liveLeases))
+	m.notePeaks()
 }
 
 // fits judges a plan in every pool, in time that grows with the nodes of the
@@ -238,6 +244,7 @@ func (m *Manager) Grow(id LeaseID, base, draft int) (bool, error) {
 		l.early = early[:0]
 		m.write(l, l.history-len(early), early, nil, nil)
 	}
+	m.notePeaks()
 	return true, nil
 }
 

@@ -37,6 +37,7 @@ func (m *Manager) Reserve(id LeaseID, needPartial bool) (Reservation, bool, erro
 		r.Partial = m.partial.take()
 		l.reservedPartial = append(l.reservedPartial, r.Partial)
 	}
+	m.notePeaks()
 	return r, true, nil
 }
 

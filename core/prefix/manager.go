@@ -56,6 +56,10 @@ type Counters struct {
 	HashCollisions   uint64                // equal table hash, other content: harmless, and a sign of a bad hash
 	ShortenedRecords uint64                // Config.ShortenVictims
 	StalePublishes   uint64                // dropped because of an Invalidate or a Flush
+	QueryTokens      uint64                // prompt tokens of the leases that looked for cached state
+	HitTokens        uint64                // of these, tokens that need no computing
+	ActivePeak       [resourceCount]uint64 // most slots that leases owned at once
+	LeasesPeak       uint64
 }
 
 const maxTouch = 256 << 20 // bytes
@@ -93,4 +97,13 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m.table.init(512)
 	return m, nil
+}
+
+// notePeaks is called where active slots have just become more.
+func (m *Manager) notePeaks() {
+	p := &m.counters.ActivePeak
+	p[BasePages] = max(p[BasePages], uint64(m.base.active))
+	p[DraftPages] = max(p[DraftPages], uint64(m.draft.active))
+	p[RecurrentSlots] = max(p[RecurrentSlots], uint64(m.recurrent.active))
+	p[PartialSlots] = max(p[PartialSlots], uint64(m.partial.active))
 }
