@@ -4,16 +4,16 @@
 // only. docs/simulation.md has what it is for, how to run a seed again, and the guards
 // that it was shown to need.
 //
-//	                  seed ──▶ plan: operation 0, 1, 2, … each with choices of its own
-//	                                      │
-//	                                      ▼ step
-//	  engine ─┐                     ┌───────────┐                ┌─ stream of a producer
-//	  builder ┤  who goes on,       │ scheduler │  what is done  ├─ copy stream
-//	  builder ┼────────────────────▶│           │◀───────────────┘
-//	  committer  where the lock     └───────────┘  and the clock, faults, shutdown
-//	  closer ─┘  is free               │     │
-//	                                   ▼     ▼
-//	                               core/…   model ──▶ every row, page and answer compared
+//	                seed ──▶ plan: operation 0, 1, 2, … each with choices of its own
+//	                                    │
+//	                                    ▼ step
+//	engine ─┐                     ┌───────────┐                ┌─ stream of a producer
+//	builder ┤  who goes on,       │ scheduler │  what is done  ├─ copy stream
+//	builder ┼────────────────────▶│           │◀───────────────┘
+//	committer  where the lock     └───────────┘  and the clock, faults, shutdown
+//	closer ─┘  is free               │     │
+//	                                 ▼     ▼
+//	                             core/…   model ──▶ every row, page and answer compared
 //
 // # Threads
 //

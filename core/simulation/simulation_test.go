@@ -30,3 +30,9 @@ func TestOmni(t *testing.T) {
 	t.Parallel()
 	explore(t, newOmniWorld, 1500)
 }
+
+// TestContext runs core/coordinator and core/prefix in the same way.
+func TestContext(t *testing.T) {
+	t.Parallel()
+	explore(t, newContextWorld, 1500)
+}
