@@ -49,6 +49,7 @@ type Cache struct {
 	areas       []area      // scratch of Materialize's checks
 	pageUse     []pageUse   // Config.ZeroOnRelease, see zero.go
 	late        []lateRow
+	warmed      int64 // bytes, by Warm
 
 	stats   Stats
 	notices atomic.Uint32 // Notice bits that nobody has taken yet

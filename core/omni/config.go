@@ -55,6 +55,8 @@ type Config struct {
 	InlineBytes int64
 	// ZeroOnRelease clears every row that stops being readable, see zero.go.
 	ZeroOnRelease bool
+	// WarmBytes caps what Warm makes present ahead of its first use.
+	WarmBytes int64
 	// NameOf gives the text that stands for a request in an error; nil prints the
 	// number. It runs under the cache's lock and must not call the cache.
 	NameOf func(request uint64) string
@@ -91,6 +93,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"staging_depth", int64(c.StagingDepth), 1, maxDepth},
 		{"staging_capacity_tokens", c.StagingCapacity, 1, maxStepRows},
 		{"copy_chunk_bytes", c.CopyChunkBytes, 1, math.MaxInt64},
+		{"warm_bytes", c.WarmBytes, 0, math.MaxInt64},
 	} {
 		if f.v < f.min || f.v > f.max {
 			return c, status.New(status.InvalidArgument, "%s is %d, expected %d to %d", f.name, f.v, f.min, f.max)

@@ -50,6 +50,7 @@ type key struct {
 	mem    []*rows.Memory
 
 	landing *rows.Memory // StagingDepth pages of StagingCapacity rows, on first use
+	warm    int64        // bytes of the mirror that Warm has made present
 	readers int          // planned reads of this key that are still open
 
 	// For the save in progress: its index in SaveArgs.Rows, or -1.

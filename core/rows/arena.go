@@ -3,6 +3,7 @@ package rows
 import (
 	"math/bits"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"libprefixcache/core/status"
@@ -43,6 +44,7 @@ type ArenaStats struct {
 type Arena struct {
 	retain   int64
 	dontDump bool
+	zero     atomic.Bool
 
 	mu      sync.Mutex
 	closed  bool
@@ -57,6 +59,7 @@ type Arena struct {
 
 type arenaEntry struct {
 	mem     *Memory // nil while the entry is spare
+	asked   int64   // bytes of the Get
 	gen     uint32
 	class   int32
 	free    bool
@@ -120,6 +123,7 @@ func (a *Arena) Get(bytes int64) (ptr unsafe.Pointer, id uint64, err error) {
 		a.unlinkFree(i)
 		a.stats.Hits++
 		ptr, id = a.handOut(i), makeID(i, e.gen)
+		e.asked = bytes
 		a.mu.Unlock()
 		return ptr, id, nil
 	}
@@ -140,7 +144,7 @@ func (a *Arena) Get(bytes int64) (ptr unsafe.Pointer, id uint64, err error) {
 		a.entries = append(a.entries, arenaEntry{gen: 1})
 	}
 	e := &a.entries[i]
-	e.mem, e.class = mem, class
+	e.mem, e.class, e.asked = mem, class, bytes
 	return a.handOut(i), makeID(i, e.gen), nil
 }
 
@@ -156,6 +160,13 @@ func (a *Arena) Put(id uint64) error {
 	i, e := int32(index), &a.entries[index]
 	e.gen = nextGen(gen)
 	poison(e.mem.base, e.mem.size)
+	if a.zero.Load() { // nobody but us knows the buffer now: the stale id is refused
+		mem, bytes := e.mem, e.asked
+		a.mu.Unlock()
+		Zero(mem.base, bytes)
+		a.mu.Lock()
+		e = &a.entries[i]
+	}
 	a.stats.LiveBuffers--
 	a.stats.LiveBytes -= e.mem.size
 	a.linkFree(i)
@@ -167,6 +178,10 @@ func (a *Arena) Put(id uint64) error {
 	a.evict(limit)
 	return nil
 }
+
+// ZeroOnRelease clears every buffer that is given back from now on, before it may be
+// handed out again or goes back to the system.
+func (a *Arena) ZeroOnRelease() { a.zero.Store(true) }
 
 // Trim gives all free buffers back to the system and returns their bytes.
 func (a *Arena) Trim() int64 { return a.evict(-1) }

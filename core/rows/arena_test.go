@@ -226,3 +226,33 @@ func TestArenaReuseDoesNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations for one Get and Put", n)
 	}
 }
+
+// With ZeroOnRelease nobody gets to see what a buffer held.
+func TestArenaZeroesOnRelease(t *testing.T) {
+	a := NewArena(ArenaOptions{})
+	defer a.Close()
+	a.ZeroOnRelease()
+	const n = 3<<20 + 77
+	p, id, err := a.Get(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := unsafe.Slice((*byte)(p), n)
+	for i := range b {
+		b[i] = 7
+	}
+	if err := a.Put(id); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range b { // still mapped: it is kept for reuse
+		if v != 0 {
+			t.Fatalf("byte %d is %d after the buffer was given back", i, v)
+		}
+	}
+	if err := a.Put(id); err == nil {
+		t.Error("given back twice")
+	}
+	if err := a.Check(); err != nil {
+		t.Error(err)
+	}
+}
