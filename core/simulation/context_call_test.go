@@ -173,48 +173,8 @@ func (w *contextWorld) readReused(p *player, h *history, s coordinator.SequenceI
 	}
 }
 
-// prompt forks off one that was asked before, or is new; from few tokens, so that
-// prefixes meet by chance as well.
 func (w *contextWorld) prompt() *history {
-	r := w.r
-	n := r.in(1, w.pace.prompt)
-	realm := 0
-	var tokens []int32
-	var media []prefix.Hash128
-	if len(w.asked) > 0 && !r.oneIn(4) {
-		old := w.asked[r.n(len(w.asked))]
-		cut := min(r.in(1, len(old.tokens)), simCapacity-4)
-		if r.oneIn(3) {
-			cut = min(len(old.tokens), simCapacity-4)
-		}
-		realm = old.realm
-		tokens = append(tokens, old.tokens[:cut]...)
-		if cut <= len(old.media) {
-			media = append(media, old.media[:cut]...)
-		}
-		n = min(max(n, cut), cut+r.n(6))
-		if r.oneIn(12) { // the same tokens as somebody else's
-			realm = r.n(len(w.realms))
-		}
-	} else if r.oneIn(2) {
-		realm = r.n(len(w.realms))
-	}
-	for len(tokens) < n {
-		tokens = append(tokens, []int32{0, 0, 0, 1, 1, -1}[r.n(6)])
-	}
-	if media == nil && r.oneIn(5) {
-		media = make([]prefix.Hash128, 0, n)
-	}
-	if media != nil {
-		for len(media) < n {
-			media = append(media, prefix.Hash128{})
-		}
-		from, d := r.n(n), []prefix.Hash128{{Lo: 5}, {Lo: 6}, {Hi: 1, Lo: 5}}[r.n(3)]
-		for i := from; i < min(n, from+r.n(6)); i++ {
-			media[i] = d
-		}
-	}
-	return newHistory(realm, tokens, media)
+	return drawPrompt(w.r, w.asked, len(w.realms), w.pace.prompt, simCapacity-4, true)
 }
 
 // remember keeps a history, as far as it came, for prompts to come.
@@ -279,8 +239,20 @@ func (w *contextWorld) carryOn() {
 			return
 		}
 		w.say("  %v", cmd)
+		if cmd.Kind == coordinator.CmdRestoreRecurrent {
+			w.readSnapshot(p, cmd)
+		}
 		w.dev.execute(w.c, cmd, p.seqs[0])
 		w.at++
+	}
+}
+
+// readSnapshot reads the checkpoint that a hit restores, at once: it was published,
+// so the device has written it.
+func (w *contextWorld) readSnapshot(p *player, cmd coordinator.Command) {
+	h := p.seqs[slices.Index(p.slots, cmd.Slot)]
+	if w.dev.snapshots[cmd.Snapshot] != h.base(h.committed-1) {
+		failf("snapshot %d, which a hit on %d tokens restores, is not that of its prefix", cmd.Snapshot, h.committed)
 	}
 }
 
@@ -679,6 +651,16 @@ func (w *contextWorld) outOfOrder(p *player) {
 		_, err = w.c.EnqueuePrefillCaptures(p.h, w.dst)
 	case coordinator.StageCompaction:
 		_, err = w.c.CompleteDecodeStep(p.h, nil, nil, nil, w.dst)
+	case coordinator.StageSettled:
+		if w.c.Active() > 1 || !w.dense(p) { // compaction is for a request alone, in the first slots
+			p.mapping, p.batch = p.mapping[:0], int32(len(p.seqs))
+			for i := range p.seqs {
+				p.mapping = append(p.mapping, int32(i))
+			}
+			_, err = w.c.BeginCompaction(p.h, p.mapping, p.batch, w.dst)
+			break
+		}
+		fallthrough
 	default:
 		_, err = w.c.CompactBatch(p.h, w.dst)
 	}

@@ -55,6 +55,49 @@ func (h *history) splits(at int32) bool {
 	return at > 0 && int(at) < len(h.media) && !h.media[at-1].IsZero() && !h.media[at].IsZero()
 }
 
+// drawPrompt forks off one that was asked before, or is new; from few tokens, so that
+// prefixes meet by chance as well. A new one has up to length tokens, none more than
+// most; with media, some positions are media.
+func drawPrompt(r *rng, asked []*history, realms, length, most int, withMedia bool) *history {
+	n, realm := r.in(1, length), 0
+	var tokens []int32
+	var media []prefix.Hash128
+	if len(asked) > 0 && !r.oneIn(4) {
+		old := asked[r.n(len(asked))]
+		cut := min(r.in(1, len(old.tokens)), most)
+		if r.oneIn(3) {
+			cut = min(len(old.tokens), most)
+		}
+		realm = old.realm
+		tokens = append(tokens, old.tokens[:cut]...)
+		if cut <= len(old.media) {
+			media = append(media, old.media[:cut]...)
+		}
+		n = min(max(n, cut), cut+r.n(6))
+		if r.oneIn(12) { // the same tokens as somebody else's
+			realm = r.n(realms)
+		}
+	} else if r.oneIn(2) {
+		realm = r.n(realms)
+	}
+	for len(tokens) < n {
+		tokens = append(tokens, []int32{0, 0, 0, 1, 1, -1}[r.n(6)])
+	}
+	if media == nil && withMedia && r.oneIn(5) {
+		media = make([]prefix.Hash128, 0, n)
+	}
+	if media != nil {
+		for len(media) < n {
+			media = append(media, prefix.Hash128{})
+		}
+		from, d := r.n(n), []prefix.Hash128{{Lo: 5}, {Lo: 6}, {Hi: 1, Lo: 5}}[r.n(3)]
+		for i := from; i < min(n, from+r.n(6)); i++ {
+			media[i] = d
+		}
+	}
+	return newHistory(realm, tokens, media)
+}
+
 // contextModel is what the cache may answer: a few sets of prefixes. It never evicts:
 // with room enough it is exact, with little room an upper bound. realms are dropped
 // as a whole when they are invalidated.

@@ -31,6 +31,8 @@ type omniWorld struct {
 	failing, failed bool // a write failure was planted; some call reported it
 	jobFault        int  // the next job fails: 1 before, 2 after its copies
 	closing, closed bool
+	freed           bool
+	jobRuns         bool
 	finishing       bool
 
 	pace     omniPace
@@ -227,11 +229,7 @@ func (w *omniWorld) step(r *rng) {
 	case actClose:
 		w.closing = true
 		w.say("shutdown")
-		w.closer.start(func() {
-			w.done.calls++
-			w.c.Shutdown()
-			w.closed = true
-		})
+		w.closer.start(w.shutdown)
 	case actInspect:
 		w.inspect(r.n(len(w.keys)), r.n(int(w.slots)), 1+r.n(4))
 	case -1:
@@ -290,6 +288,34 @@ func (w *omniWorld) plantFault() {
 	w.say("a write will fail")
 }
 
+// shutdown is the closer's thread. It frees at once, too, which is refused while
+// somebody still uses the cache.
+func (w *omniWorld) shutdown() {
+	w.done.calls++
+	w.c.Shutdown()
+	w.closed = true
+	if w.dev != nil && w.dev.busy() || w.r.oneIn(2) {
+		return // its copies have to be waited for before
+	}
+	used := w.inCall()
+	err := w.c.Free()
+	w.say("free: %v", err)
+	if used != (err != nil) {
+		failf("free after a shutdown: %v, a call is under way: %v", err, used)
+	}
+	w.freed = err == nil
+}
+
+// inCall reports whether a thread, other than the closer, is in the middle of a call
+// that uses memory of the cache.
+func (w *omniWorld) inCall() bool {
+	used := w.engine.state != idle || w.jobRuns
+	for _, b := range w.builders {
+		used = used || b.state != idle
+	}
+	return used
+}
+
 // commit is the committer's thread: what gpu.Committer does.
 func (w *omniWorld) commit() {
 	for {
@@ -298,6 +324,7 @@ func (w *omniWorld) commit() {
 		if !ok {
 			return
 		}
+		w.jobRuns = true
 		w.say("takes %v %d", j.Kind, j.Step+j.Write)
 		w.preempt()
 		fault := w.jobFault
@@ -313,6 +340,10 @@ func (w *omniWorld) commit() {
 		w.done.calls++
 		w.say("has done %v %d: %v", j.Kind, j.Step+j.Write, err)
 		w.c.JobDone(&j, err)
+		w.jobRuns = false
+		if w.r.oneIn(8) {
+			w.c.JobDone(&j, nil) // a second report means nothing
+		}
 		w.preempt()
 	}
 }
@@ -337,7 +368,7 @@ func (w *omniWorld) finish(r *rng) {
 	}
 	if !w.closing {
 		w.closing = true
-		w.closer.start(func() { w.c.Shutdown(); w.closed = true })
+		w.closer.start(w.shutdown)
 	}
 	w.rest()
 	for _, t := range w.threads {

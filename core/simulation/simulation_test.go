@@ -36,3 +36,9 @@ func TestContext(t *testing.T) {
 	t.Parallel()
 	explore(t, newContextWorld, 1500)
 }
+
+// TestLeases runs core/prefix alone, with what a coordinator does not ask it for.
+func TestLeases(t *testing.T) {
+	t.Parallel()
+	explore(t, newLeaseWorld, 1500)
+}
