@@ -32,7 +32,10 @@ setup: ## install what is missing (needs root for Debian packages), or name it e
 	@scripts/setup.sh
 
 $(BUILD)/python: scripts/setup.sh
-	@scripts/setup.sh
+	@scripts/setup.sh run
+
+$(BUILD)/test-tools: scripts/setup.sh
+	@scripts/setup.sh test
 
 $(LIB): $(GO_SOURCES) $(CUDA_STUB)
 	@mkdir -p $(BUILD)
@@ -46,12 +49,12 @@ $(BUILD)/%_context: cpp_tests/%_context.cpp cpp_tests/trace.hpp include/prefixca
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -Iinclude $< -ldl -o $@
 
 run: $(BUILD)/python $(LIB) $(BUILD)/replay_context ## replay a trace and check every row (TRACE=file.jsonl, RUN_ARGS=..., CONTEXT_ARGS=...)
-	@CONTEXT_ARGS="$(CONTEXT_ARGS)" scripts/run.sh $(if $(TRACE),--trace '$(TRACE)') $(RUN_ARGS)
+	@TRACE='$(TRACE)' CONTEXT_ARGS="$(CONTEXT_ARGS)" scripts/run.sh $(RUN_ARGS)
 
-test: $(BUILD)/python $(LIB) $(CUDA_SIM) ## all tests: Go, Python, C++
+test: $(BUILD)/test-tools $(LIB) $(CUDA_SIM) ## all tests: Go, Python, C++
 	@$(PYTHON) scripts/run_tests.py
 
-soak: $(BUILD)/python $(LIB) $(CUDA_SIM) ## the random tests with ever more seeds (MINUTES=30)
+soak: $(BUILD)/test-tools $(LIB) $(CUDA_SIM) ## the random tests with ever more seeds (MINUTES=30)
 	@scripts/soak.sh $(or $(MINUTES),30)
 
 bench: $(BUILD)/python $(LIB) $(BUILD)/bench_context ## the speed figures, as ratios taken in one run (TRACE=file.jsonl)

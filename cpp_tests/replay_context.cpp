@@ -6,7 +6,7 @@
 //   replay_context [--trace FILE] [--requests N] [--page P] [--pages N] [--batch N]
 //                  [--max-output N] [--original-recency] [--quiet]
 //
-// Prints a summary; exit 1 when a check failed.
+// Prints a summary; exit 1 when a check failed, 130 when it was interrupted.
 #include <prefixcache/context_cache_coordinator.hpp>
 
 #include <unistd.h>
@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
@@ -27,6 +28,9 @@ namespace {
 using namespace prefixcache;
 using Status = ContextCacheCoordinatorStatus;
 using Clock = std::chrono::steady_clock;
+
+/// Ctrl-C ends the replay between two batches; a second one ends the process.
+volatile std::sig_atomic_t gInterrupted = 0;
 
 struct Options {
     std::string path;
@@ -143,11 +147,11 @@ class Replay {
 
     void run() {
         auto const start = Clock::now();
-        for (size_t next = 0; next < mRequests.size();) {
-            size_t const count = std::min(static_cast<size_t>(mOptions.batch), mRequests.size() - next);
-            serve(next, count);
-            next += count;
-            progress(next, start);
+        while (mServed < mRequests.size() && gInterrupted == 0) {
+            size_t const count = std::min(static_cast<size_t>(mOptions.batch), mRequests.size() - mServed);
+            serve(mServed, count);
+            mServed += count;
+            progress(mServed, start);
         }
         if (!mOptions.quiet) {
             std::fprintf(stderr, "\n");
@@ -161,8 +165,8 @@ class Replay {
         auto const rate = [](uint64_t part, uint64_t whole) {
             return whole == 0 ? 0.0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
         };
-        std::printf("context cache: %zu requests, %d-token pages, %d pages, batch %d, %.1f s\n", mRequests.size(),
-                    mOptions.page, mOptions.pages, mOptions.batch, mSeconds);
+        std::printf("context cache: %zu of %zu requests, %d-token pages, %d pages, batch %d, %.1f s\n", mServed,
+                    mRequests.size(), mOptions.page, mOptions.pages, mOptions.batch, mSeconds);
         std::printf("  hit rate        %.2f %% of prompt tokens, %.1f %% of requests\n",
                     rate(m.reusedTokens, mPromptTokens), rate(m.hitSequences, m.admittedSequences));
         std::printf("  tokens saved    %llu of %llu\n", static_cast<unsigned long long>(m.reusedTokens),
@@ -394,7 +398,7 @@ class Replay {
     Latencies mCompact{"compaction", {}};
     std::array<uint64_t, 16> mReasons{};
     uint64_t mPromptTokens = 0, mChecked = 0, mReadBack = 0, mWrong = 0, mRefused = 0, mStarved = 0;
-    size_t mPercent = 0;
+    size_t mServed = 0, mPercent = 0;
     double mSeconds = 0;
     std::string mFault;
 };
@@ -450,10 +454,18 @@ int main(int argc, char** argv) try {
     auto const requests = options.path.empty() ? trace::generate(std::min<size_t>(options.requests, 1000))
                                                : trace::read(options.path, options.requests);
     Replay replay(options, requests);
+    std::signal(SIGINT, [](int) {
+        gInterrupted = 1;
+        std::signal(SIGINT, SIG_DFL);
+    });
     replay.run();
     replay.summary();
-    std::puts(replay.good() ? "every page was right" : "FAILED");
-    return replay.good() ? 0 : 1;
+    if (!replay.good()) {
+        std::puts("FAILED");
+        return 1;
+    }
+    std::puts(gInterrupted != 0 ? "interrupted; so far every page was right" : "every page was right");
+    return gInterrupted != 0 ? 130 : 0;
 } catch (std::exception const& e) {
     std::fprintf(stderr, "replay_context: %s\n", e.what());
     return 1;

@@ -1,10 +1,20 @@
 #!/usr/bin/env bash
-# Make sure that everything `make run` and `make test` need is there: install it
-# when that is possible, otherwise name exactly what is missing and how to get it.
-# Writes the Python interpreter that has torch, numpy and pytest to build/python.
+# Make sure that everything is there which a purpose needs: install it when that is
+# possible, otherwise name exactly what is missing and how to get it.
+#
+#   setup.sh run    what `make run` needs: Go, a C and a C++ compiler, Python with torch
+#   setup.sh test   (and without an argument) what `make test` needs besides
+#
+# Writes the Python interpreter to build/python; build/test-tools says that the rest is there.
 set -u
 cd "$(dirname "$0")/.."
 mkdir -p build
+purpose=${1:-test}
+case $purpose in run | test) ;; *)
+    echo "setup: $purpose: expected run or test" >&2
+    exit 2
+    ;;
+esac
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
@@ -24,23 +34,30 @@ else
 fi
 have gcc || missing+=(gcc libc6-dev)
 have g++ || missing+=(g++)
-have cmake || missing+=(cmake)
-have ninja || missing+=(ninja-build)
-have pkg-config || missing+=(pkg-config)
-have clang || missing+=(clang)
-have abidw || missing+=(abigail-tools)
-[ -e /usr/include/gtest/gtest.h ] || [ -e /usr/local/include/gtest/gtest.h ] || missing+=(libgtest-dev)
+modules="numpy torch"
+if [ "$purpose" = test ]; then
+    modules="$modules pytest"
+    have cmake || missing+=(cmake)
+    have ninja || missing+=(ninja-build)
+    have pkg-config || missing+=(pkg-config)
+    [ -e /usr/include/gtest/gtest.h ] || [ -e /usr/local/include/gtest/gtest.h ] || missing+=(libgtest-dev)
+fi
+# The report of the replay is looked at in a browser by the tests; without one those few fail
+# and say so, which is no reason to run none at all.
+browser() {
+    [ -n "${PREFIXCACHE_BROWSER:-}" ] && return
+    for name in chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable; do
+        have $name && return
+    done
+    return 1
+}
 
-# Python: any interpreter from 3.11 on that has torch, numpy and pytest.
+# Python: any interpreter from 3.11 on that has these modules.
 usable() {
-    [ -n "$1" ] && "$1" - >/dev/null 2>&1 <<'PY'
-import sys
-assert sys.version_info >= (3, 11)
-import numpy, pytest, torch
-PY
+    [ -n "$1" ] && "$1" -c "import sys; assert sys.version_info >= (3, 11); import ${modules// /, }" >/dev/null 2>&1
 }
 python=
-for candidate in "${PYTHON:-}" .venv/bin/python "$(command -v python3)" /usr/bin/python3; do
+for candidate in "${PYTHON:-}" "$(cat build/python 2>/dev/null)" .venv/bin/python "$(command -v python3)" /usr/bin/python3; do
     if usable "$candidate"; then python=$candidate; break; fi
 done
 
@@ -78,7 +95,7 @@ if [ -z "$python" ]; then
             python=.venv/bin/python
         else
             rm -rf .venv
-            fatal+=("no Python 3.11+ with torch, numpy and pytest: pip install torch numpy pytest, then make PYTHON=that-python")
+            fatal+=("no Python 3.11+ with ${modules// /, }: pip install $modules, then make PYTHON=that-python")
         fi
     fi
 fi
@@ -86,4 +103,9 @@ fi
 [ ${#fatal[@]} = 0 ] || give_up
 case $python in /*) ;; *) python=$PWD/$python ;; esac
 printf '%s\n' "$python" >build/python
-say "ready ($(go env GOVERSION), $("$python" -c 'import sys, torch; print("Python %d.%d.%d, torch %s" % (*sys.version_info[:3], torch.__version__))'))"
+if [ "$purpose" = test ]; then
+    browser || apt_install chromium-headless-shell ||
+        say "no Chromium, so the tests of the replay's report will fail (as root: apt-get install chromium-headless-shell; or set PREFIXCACHE_BROWSER)"
+    touch build/test-tools
+fi
+say "ready to $purpose ($(go env GOVERSION), $("$python" -c 'import sys, torch; print("Python %d.%d.%d, torch %s" % (*sys.version_info[:3], torch.__version__))'))"

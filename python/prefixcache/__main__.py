@@ -1,8 +1,8 @@
 """The command ``prefixcache``, also ``python -m prefixcache``.
 
 Commands are modules with a ``main(arguments)`` that returns the exit status; a
-module is imported only when its command is called, because the replay needs torch
-and the doctor must run where that is missing.
+module is imported only when its command is called, so that each needs no more
+than it uses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from collections.abc import Sequence
 # Name -> module, what it does.
 _COMMANDS = {
     "doctor": ("prefixcache.doctor", "look at this machine and installation, and say what to change"),
-    "replay": ("prefixcache.replay.cli", "replay request traffic through the omni cache and check every row"),
+    "replay": (
+        "prefixcache.replay.cli",
+        "replay request traffic through both caches and check it, or size a cache by it",
+    ),
 }
 
 _USAGE = """usage: prefixcache COMMAND [OPTIONS]

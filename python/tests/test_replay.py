@@ -43,7 +43,7 @@ def model_with(**methods):
 
 
 def replay(capsys, trace, *arguments, backend=replay_model):
-    code = main(["--trace", trace, *arguments], backend)
+    code = main([trace, "--part", "omni", *arguments], backend)
     return code, capsys.readouterr().out
 
 
@@ -109,12 +109,26 @@ def test_time_limit_ends_cleanly_and_says_how_far_it_came(capsys, trace):
 
 def test_bad_arguments_and_traces_are_named(capsys, tmp_path):
     (tmp_path / "bad.jsonl").write_text("{}\n")
+    (tmp_path / "binary.jsonl").write_bytes(bytes(range(256)))
     for arguments, fragment in [
         (["--width", "12"], "not a multiple of 8"),
         (["--abort-rate", "2"], "not in 0 .. 1"),
-        (["--trace", str(tmp_path / "none.jsonl")], "No such file"),
-        (["--trace", str(tmp_path / "bad.jsonl")], "line 1: not a request"),
+        ([str(tmp_path / "none.jsonl")], "none.jsonl: No such file"),
+        ([str(tmp_path)], "Is a directory"),
+        ([str(tmp_path / "bad.jsonl")], "line 1: not a request"),
+        ([str(tmp_path / "binary.jsonl")], "binary.jsonl: "),
         (["--manager", "no.such.module", "--requests", "1"], "--manager no.such.module"),
+        (["--requests", "x"], "argument --requests: 'x' is not a whole number"),
+        (["--pages", "0"], "argument --pages: 0 is not in 1 .. 2^31 - 1"),
+        (["--time-limit", "nan"], "argument --time-limit: nan is not a time"),
+        (["--sweep", "pages"], "argument --sweep: 'pages': expected pages=LIST or tokens=LIST"),
+        (["--sweep", "pages=10", "--part", "omni"], "leave --part out"),
+        (["--report", str(tmp_path / "no" / "x.html")], "--report"),
+        (["--json", str(tmp_path)], "is a folder"),
+        (["--compare", str(tmp_path / "bad.jsonl")], "no run that --json saved"),
+        (["--compare", str(tmp_path / "none.json")], "none.json: No such file"),
+        (["--part", "context", "--pages", "1", "--requests", "3"], "every request is longer than the cache"),
+        (["--write-trace", str(tmp_path / "no" / "x"), "--requests", "1"], "No such file"),
     ]:
         with pytest.raises(SystemExit) as stop:
             main(arguments)
@@ -125,10 +139,11 @@ def test_bad_arguments_and_traces_are_named(capsys, tmp_path):
 def test_module_runs_from_the_command_line(tmp_path):
     trace = tmp_path / "small.jsonl"
     write_trace(trace, generate_trace(12, 1, mean_prompt=300, mean_output=10))
-    command = [sys.executable, "-m", "prefixcache.replay", "--trace", str(trace), "--blocks", "2000", "--progress"]
+    command = [sys.executable, "-m", "prefixcache.replay", str(trace), "--blocks", "2000", "--progress"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every row was right" in done.stdout
+    assert "every page was right" in done.stdout
     assert "12/12 requests" in done.stderr
 
 

@@ -26,6 +26,8 @@ class BlockPool:
         self.hash_of = [0] * num_blocks  # 0: none
         self.block_of: dict[int, int] = {}
         self.published_in = [0] * num_blocks  # step in which the block got its hash
+        self.cached = 0  # free blocks that can be hit
+        self.evicted = 0  # blocks that were taken while they could be hit
 
     def match(self, hashes: Sequence[int], limit: int) -> list[int]:
         """Blocks of the longest known prefix, at most ``limit``."""
@@ -49,6 +51,7 @@ class BlockPool:
         for block in blocks:
             if not references[block]:
                 del free[block]
+                self.cached -= 1  # it was matched, so it has a hash
             references[block] += 1
 
     def take(self, count: int) -> list[int]:
@@ -62,6 +65,8 @@ class BlockPool:
                 if block_of.get(value) == block:
                     del block_of[value]
                 hash_of[block] = 0
+                self.cached -= 1
+                self.evicted += 1
             references[block] = 1
             taken.append(block)
         return taken
@@ -82,3 +87,4 @@ class BlockPool:
             references[block] -= 1
             if not references[block]:
                 free[block] = None
+                self.cached += self.hash_of[block] != 0

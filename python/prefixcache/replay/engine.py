@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from prefixcache.replay.batch import InputBatch
 from prefixcache.replay.checker import Checker, StepRecord
 from prefixcache.replay.content import RowContent
-from prefixcache.replay.report import StepCosts
+from prefixcache.replay.costs import StepCosts
 from prefixcache.replay.scheduler import Scheduler, StepPlan, hit_slots
 from prefixcache.view import FullAttentionGroupView
 

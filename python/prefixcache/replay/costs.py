@@ -1,15 +1,12 @@
-"""What the replay tells: a progress bar while it runs, a summary at its end."""
+"""What the calls of the omni cache cost, beside a bare copy of the same bytes."""
 
 from __future__ import annotations
 
-import sys
 import time
-from typing import IO
 
 import numpy as np
 
-from prefixcache.replay.checker import CheckResult
-from prefixcache.replay.scheduler import SchedulerStats
+from prefixcache.replay.histogram import Histogram
 
 _COPY_BYTES = 64 << 20
 
@@ -22,6 +19,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._decode: list[tuple[float, ...]] = []
         self._prefill: list[tuple[float, ...]] = []
+        self.histograms = {name: Histogram() for name in self._COLUMNS[:3]}
         self._source = np.ones(1 << 20, np.uint8)
         self._target = np.ones(1 << 20, np.uint8)
 
@@ -30,6 +28,8 @@ class StepCosts:
         total = begin_s + save_s + materialize_s
         costs = (begin_s, save_s, materialize_s, total, self._copy(nbytes))
         (self._decode if decode else self._prefill).append(costs)
+        for histogram, seconds in zip(self.histograms.values(), costs[:3], strict=True):
+            histogram.add(round(seconds * 1e9))
 
     def _copy(self, nbytes: int) -> float:
         # Memory that was touched before: the copy alone, without page faults.
@@ -58,54 +58,3 @@ class StepCosts:
                 ratio = table[:, 3].sum() / max(table[:, 4].sum(), 1e-9)
                 lines.append(f"  {f'{name}, {len(rows):,} steps':<29}{cells}   sum {ratio:.1f} copies")
         return lines
-
-
-class ProgressBar:
-    """One line on stderr, drawn anew at most ten times a second.
-
-    ``shown`` None: only on a terminal.
-    """
-
-    def __init__(self, total: int, shown: bool | None, stream: IO[str] | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._shown = self._stream.isatty() if shown is None else shown
-        self._total = max(1, total)
-        self._started = time.monotonic()
-        self._next = 0.0
-
-    def update(self, done: int, stats: SchedulerStats, check: CheckResult) -> None:
-        """``done`` requests have ended."""
-        now = time.monotonic()
-        if not self._shown or (now < self._next and done < self._total):
-            return
-        self._next = now + 0.1
-        seconds = max(now - self._started, 1e-9)
-        filled = 24 * done // self._total
-        self._stream.write(
-            f"\r[{'#' * filled}{'.' * (24 - filled)}] {done:,}/{self._total:,} requests  "
-            f"{stats.computed_tokens / seconds / 1e6:.2f} M tokens/s  {check.rows / 1e6:,.0f} M rows checked  "
-            f"{check.wrong:,} wrong  {seconds:.0f} s "
-        )
-        self._stream.flush()
-
-    def close(self) -> None:
-        """Leave the line."""
-        if self._shown:
-            self._stream.write("\n")
-            self._stream.flush()
-
-
-def memory_of_process() -> dict[str, int]:
-    """Bytes: resident now, and at most so far. Empty where /proc does not tell."""
-    names = {"VmRSS": "resident", "VmHWM": "peak"}
-    try:
-        with open("/proc/self/status", encoding="ascii") as status:
-            fields = dict(line.split(":", 1) for line in status)
-        return {short: int(fields[name].split()[0]) * 1024 for name, short in names.items()}
-    except (OSError, KeyError, ValueError):
-        return {}
-
-
-def mib(nbytes: float) -> str:
-    """Bytes as readers like them."""
-    return f"{nbytes / (1 << 20):,.1f} MiB"

@@ -1,0 +1,131 @@
+"""A run as one JSON document: what ``--json`` writes and ``--compare`` reads.
+
+format, version      "prefixcache.replay", 1
+library              version of the package
+trace                source (a file name, or how it was generated) and requests
+parts                "omni" and "context", those that ran: options, pool, figures,
+                     series (totals and gauges at some requests), latencies, and
+                     reasons (context) or events (omni)
+sweep                sizes with their hit rates, if there was a sweep
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from prefixcache import __version__
+
+FORMAT, VERSION = "prefixcache.replay", 1
+#: Figures that are shares; the others are counts or seconds.
+RATES = ("hit rate",)
+_SERIES = ("request", "prompt_tokens", "hit_tokens", "in_use", "cached", "evicted")
+_LATENCY = ("calls", "p50_us", "p90_us", "p99_us", "max_us", "mean_us")
+_SIZE = ("pages", "tokens", "hit_rate", "least_recent")
+
+
+class DocumentError(ValueError):
+    """A file is not a run that was saved; the text says what it lacks."""
+
+
+def new(source: str, requests: int) -> dict[str, Any]:
+    """A document without results."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "library": __version__,
+        "trace": {"source": source, "requests": requests},
+        "parts": {},
+        "sweep": None,
+    }
+
+
+def save(document: dict[str, Any], path: str | Path) -> None:
+    """Write it. Raises OSError."""
+    Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """Read one. Raises OSError, or DocumentError for anything but a run of this version."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise DocumentError(f"is no JSON ({e}), expected a run that --json saved") from e
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise DocumentError(f"is no run that --json saved: expected an object with format {FORMAT!r}")
+    if document.get("version") != VERSION:
+        raise DocumentError(f"has version {document.get('version')!r}, expected {VERSION}")
+    try:
+        _check(document)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as e:
+        raise DocumentError(f"is incomplete ({type(e).__name__}: {e}), expected a run that --json saved") from e
+    return document
+
+
+def _check(document: dict[str, Any]) -> None:
+    """Everything that a report reads is there and has its type."""
+    str(document["library"]), str(document["trace"]["source"]), int(document["trace"]["requests"])
+    for part in document["parts"].values():
+        str(part["verdict"]), bool(part["right"]), dict(part["options"]), str(part["pool"]["unit"])
+        float(part["pool"]["capacity"])
+        for value in part["figures"].values():
+            float(value)
+        lengths = {len([float(v) for v in part["series"].get(name, [])]) for name in _SERIES}
+        if len(lengths) != 1:
+            raise ValueError("columns of its series differ in length")
+        for latency in part["latencies"].values():
+            for name in _LATENCY:
+                float(latency[name])
+            for start, calls in latency["buckets_us"]:
+                float(start), float(calls)
+        for counts in (part.get("reasons", {}), part.get("events", {})):
+            for value in counts.values():
+                float(value)
+    sweep = document["sweep"]
+    if sweep is not None:
+        for name in ("page", "requests", "of_requests", "prompt_tokens", "longest_tokens", "unlimited"):
+            float(sweep[name])
+        for size in sweep["sizes"]:
+            for name in _SIZE:
+                float(size[name])
+            if size["optimal"] is not None:
+                float(size["optimal"])
+
+
+def comparison_lines(this: dict[str, Any], other: dict[str, Any], name: str) -> list[str]:
+    """The figures of two runs side by side, for a terminal."""
+    lines = [f"{'':<34}{'this run':>18}{name[-18:]:>20}{'difference':>14}"]
+    for part in this["parts"]:
+        if part not in other["parts"]:
+            continue
+        a, b = this["parts"][part], other["parts"][part]
+        rows = [(f"{key}", value, b["figures"].get(key)) for key, value in a["figures"].items()]
+        for call, latency in a["latencies"].items():
+            if call in b["latencies"]:
+                rows += [
+                    (f"{call} {q}, us", latency[f"{q}_us"], b["latencies"][call][f"{q}_us"]) for q in ("p50", "p99")
+                ]
+        lines.append(part)
+        lines += [f"  {k:<32}{number(v):>18}{number(w):>20}{difference(k, v, w):>14}" for k, v, w in rows]
+    return lines
+
+
+def number(value: float | None) -> str:
+    """A figure as readers like it."""
+    if value is None:
+        return "-"
+    if float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.4f}" if abs(value) < 1 else f"{value:,.1f}"
+
+
+def difference(name: str, this: float | None, other: float | None) -> str:
+    """How far two figures are apart: points for a rate, else percent of the other one."""
+    if this is None or other is None:
+        return "-"
+    if name in RATES:
+        return f"{100 * (this - other):+.2f} pt"
+    if this == other:
+        return "same"
+    return f"{100 * (this - other) / other:+.1f} %" if other else "new"
