@@ -3,6 +3,7 @@ module libprefixcache
 go 1.26
 
 require (
+	github.com/google/go-cmp v0.7.0
 	github.com/klauspost/cpuid/v2 v2.4.2
 	gorgonia.org/cu v0.9.6
 )

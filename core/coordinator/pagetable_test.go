@@ -187,16 +187,12 @@ func TestC76_UploadIsMaximalRunsBetweenWaitAndRecord(t *testing.T) {
 		}
 		return slices.Clone(dst[:n])
 	}
-	if got, want := plan(), []Command{{Kind: CmdUploadRows, Cache: Draft, Count: 6}, {Kind: CmdRecordUpload, Cache: Draft}}; !slices.Equal(got, want) {
-		t.Fatalf("first upload is %v, want %v", got, want)
-	}
+	wantList(t, plan(), Command{Kind: CmdUploadRows, Cache: Draft, Count: 6}, Command{Kind: CmdRecordUpload, Cache: Draft})
 	if _, err := table.PlanUpload(Draft, dst); status.CodeOf(err) != status.WrongState {
 		t.Errorf("a second upload was handed out: %v", err)
 	}
 	table.FinishUpload(true)
-	if got := plan(); len(got) != 0 {
-		t.Fatalf("nothing is dirty, but %v", got)
-	}
+	wantList(t, plan()) // nothing is dirty
 	for _, slot := range []int32{0, 2, 3, 5} {
 		if err := table.SetRow(slot, []int32{slot}); err != nil {
 			t.Fatal(err)
@@ -207,13 +203,9 @@ func TestC76_UploadIsMaximalRunsBetweenWaitAndRecord(t *testing.T) {
 	}
 	want := []Command{{Kind: CmdWaitUpload, Cache: Draft}, {Kind: CmdUploadRows, Cache: Draft, Count: 1},
 		{Kind: CmdUploadRows, Cache: Draft, Slot: 2, Count: 2}, {Kind: CmdUploadRows, Cache: Draft, Slot: 5, Count: 1}, {Kind: CmdRecordUpload, Cache: Draft}}
-	if got := plan(); !slices.Equal(got, want) {
-		t.Fatalf("got %v, want %v", got, want)
-	}
+	wantList(t, plan(), want...)
 	table.FinishUpload(false) // nothing is known to have arrived: dirty again
-	if got := plan(); !slices.Equal(got, want) {
-		t.Fatalf("after a failure: got %v, want %v", got, want)
-	}
+	wantList(t, plan(), want...)
 }
 
 func TestC77_OnlyDirtyRowsTravel(t *testing.T) {

@@ -5,14 +5,17 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"libprefixcache/core/prefix"
 	"libprefixcache/core/status"
 )
 
 func wantList(t *testing.T, got []Command, want ...Command) {
 	t.Helper()
-	if !slices.Equal(got, want) {
-		t.Errorf("list\n got %v\nwant %v", got, want)
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("the list is not the expected one (-want +got):\n%s", diff)
 	}
 }
 

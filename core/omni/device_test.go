@@ -8,6 +8,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/google/go-cmp/cmp"
+
 	"libprefixcache/core/status"
 )
 
@@ -108,6 +110,14 @@ func (d *fakeDevice) take() []string {
 	return l
 }
 
+// wantList compares what was asked of the device since the last time.
+func (d *fakeDevice) wantList(t *testing.T, want []string) {
+	t.Helper()
+	if diff := cmp.Diff(want, d.take()); diff != "" {
+		t.Fatalf("the commands are not the expected ones (-want +got):\n%s", diff)
+	}
+}
+
 // what a save asks of the device, in this order and no more, however many
 // requests there are: check, freeze, event, landing.
 func TestR01_DeviceCommandsOfASave(t *testing.T) {
@@ -131,21 +141,15 @@ func TestR01_DeviceCommandsOfASave(t *testing.T) {
 			fmt.Sprintf("LAND_PAGE 0 0 %d 0", 8*n),
 			"RECORD_LANDED 0 0 0 0",
 		}
-		if got := d.take(); !reflect.DeepEqual(got, want) {
-			t.Fatalf("commands\n%q, want\n%q", got, want)
-		}
+		d.wantList(t, want)
 		r.runOne()
-		if got := d.take(); !reflect.DeepEqual(got, []string{"AWAIT_LANDED 0 0 0 0"}) {
-			t.Fatalf("job: %q", got)
-		}
+		d.wantList(t, []string{"AWAIT_LANDED 0 0 0 0"})
 		r.discard(1)
 		// The second step finds everything in place.
 		if _, err := r.saveOn(map[string]uint64{"h": 10}, chunks...); err != nil {
 			t.Fatal(err)
 		}
-		if got := d.take(); !reflect.DeepEqual(got, append(want[:1:1], want[2:]...)) {
-			t.Fatalf("second save: %q", got)
-		}
+		d.wantList(t, append(want[:1:1], want[2:]...))
 		r.discard(2)
 	}
 }

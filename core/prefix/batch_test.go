@@ -3,6 +3,8 @@ package prefix
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // batchManager holds a few published prompts of two-token pages.
@@ -75,8 +77,8 @@ func TestD13_BatchIsAllOrNothing(t *testing.T) {
 		for i := range out {
 			want, got := plans[i], out[i].Plan
 			got.Reason, want.Reason = 0, 0 // the first of a batch may make its extras known
-			if got != want {
-				t.Fatalf("seed %d: request %d planned %+v, alone %+v", seed, i, got, want)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Fatalf("seed %d: request %d is not planned as alone (-alone +batch):\n%s", seed, i, diff)
 			}
 		}
 		if !ok {

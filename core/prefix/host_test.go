@@ -2,9 +2,13 @@ package prefix
 
 import (
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"libprefixcache/core/status"
 )
@@ -213,9 +217,12 @@ func wantEqual[T comparable](t testing.TB, what string, got, want T) {
 	}
 }
 
+// everyField has cmp look into unexported fields, too.
+var everyField = cmp.Exporter(func(reflect.Type) bool { return true })
+
 func wantSlice[T comparable](t testing.TB, what string, got, want []T) {
 	t.Helper()
-	if !slices.Equal(got, want) {
-		t.Errorf("%s is %v, want %v", what, got, want)
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), everyField); diff != "" {
+		t.Errorf("%s is not the expected one (-want +got):\n%s", what, diff)
 	}
 }

@@ -1,0 +1,122 @@
+"""What comes from others: its versions, its licenses, its known vulnerabilities."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import abi
+import pytest
+
+ROOT = abi.ROOT
+LIBRARY = ROOT / "build" / "libprefixcache.so"
+GOVULNCHECK = "golang.org/x/vuln/cmd/govulncheck@v1.9.0"
+
+# Every module that go.mod names: its license, and whether it is linked into the library.
+MODULES = {
+    "github.com/google/go-cmp": ("BSD-3-Clause", False),  # tests only
+    "github.com/google/uuid": ("BSD-3-Clause", True),
+    "github.com/klauspost/cpuid/v2": ("MIT", True),
+    "github.com/pkg/errors": ("BSD-2-Clause", True),
+    "golang.org/x/sys": ("BSD-3-Clause", True),
+    "gorgonia.org/cu": ("Apache-2.0", True),
+}
+# Words that stand in each license text, and none of the others.
+LICENSES = {
+    "Apache-2.0": ("Apache License", "Version 2.0, January 2004"),
+    "BSD-2-Clause": ("Redistributions in binary form must reproduce",),
+    "BSD-3-Clause": ("Redistributions in binary form must reproduce", "may be used to endorse or promote"),
+    "MIT": ("Permission is hereby granted, free of charge", 'THE SOFTWARE IS PROVIDED "AS IS"'),
+}
+
+
+def go(*arguments: str, timeout: int = 300) -> subprocess.CompletedProcess:
+    return subprocess.run(["go", *arguments], capture_output=True, text=True, cwd=ROOT, timeout=timeout)
+
+
+def required() -> dict[str, str]:
+    """Module -> version, as go.mod has them."""
+    return dict(re.findall(r"^\t(\S+) (v\S+)", (ROOT / "go.mod").read_text(), re.MULTILINE))
+
+
+def linked() -> dict[str, str]:
+    """Module -> version, as the built library says itself."""
+    out = go("version", "-m", str(LIBRARY)).stdout
+    found = dict(re.findall(r"^\tdep\t(\S+)\t(v\S+)", out, re.MULTILINE))
+    assert found, out
+    return found
+
+
+def license_text(module: str) -> str:
+    done = go("list", "-m", "-f", "{{.Dir}}", module)
+    assert done.returncode == 0, done.stderr
+    with open(f"{done.stdout.strip()}/LICENSE") as f:
+        return f.read()
+
+
+def test_go_mod_names_the_modules_of_this_list_and_no_others():
+    assert set(required()) == set(MODULES)
+
+
+def test_the_library_contains_the_modules_that_may_be_in_it():
+    versions = required()
+    assert linked() == {module: versions[module] for module, (_, inside) in MODULES.items() if inside}
+
+
+def test_every_module_is_pinned_by_its_hash():
+    sums = (ROOT / "go.sum").read_text().splitlines()
+    for module, version in required().items():
+        for name in (f"{module} {version} h1:", f"{module} {version}/go.mod h1:"):
+            assert any(line.startswith(name) for line in sums), name
+
+
+def test_the_modules_on_this_machine_are_those_of_go_sum():
+    done = go("mod", "verify")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_license_of_a_module_is_the_one_of_this_list(module):
+    text = " ".join(license_text(module).split())
+    words = LICENSES[MODULES[module][0]]
+    matching = [name for name, some in LICENSES.items() if all(w in text for w in some)]
+    assert all(w in text for w in words)
+    assert max(matching, key=lambda name: len(LICENSES[name])) == MODULES[module][0]
+
+
+def test_the_list_of_licenses_is_what_its_script_writes():
+    """Exactly the modules in the library, with their texts."""
+    done = subprocess.run(["bash", "scripts/third_party_licenses.sh"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    headings = re.findall(r"^==== (\S+) v\S+ ====$", done.stdout, re.MULTILINE)
+    assert set(headings) == set(linked())
+    assert (ROOT / "THIRD_PARTY_LICENSES").read_text() == done.stdout, (
+        "run scripts/third_party_licenses.sh >THIRD_PARTY_LICENSES"
+    )
+
+
+def test_no_known_vulnerability_is_reachable():
+    """govulncheck, from the source: the calls that we make, in modules and in the standard library.
+
+    Its database is on the network. Where that cannot be reached nothing was checked,
+    and this says so: it is skipped in the open, not passed.
+    """
+    flags = subprocess.run(["make", "-s", "cuda-env"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    try:
+        done = subprocess.run(
+            ["bash", "-c", f"{flags}\nexec go run {GOVULNCHECK} ./..."],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=300,
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip("NOT CHECKED for known vulnerabilities: no answer from the network for 300 s")
+    text = done.stdout + done.stderr
+    unreachable = re.search(
+        r"^(govulncheck: fetching vulnerabilities: Get .*|go: golang.org/x/vuln.*)$", text, re.MULTILINE
+    )
+    if done.returncode != 0 and unreachable:
+        pytest.skip(f"NOT CHECKED for known vulnerabilities: {unreachable[0]}")
+    assert done.returncode == 0, text
+    assert "No vulnerabilities found" in text
