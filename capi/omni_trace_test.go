@@ -15,7 +15,7 @@ import (
 func TestDeviceTraceAgainstModel(t *testing.T) {
 	for _, mode := range []string{"eager", "threaded", "committer"} {
 		t.Run(mode, func(t *testing.T) {
-			simcuda.EachSeed(t, seeds(600), func(t testing.TB, seed uint64) {
+			simcuda.EachSeed(t, seeds(200), func(t testing.TB, seed uint64) {
 				s := newStage(t, seed)
 				s.landed = make([]gpu.Event, 8)
 				if seed%5 == 0 {

@@ -121,6 +121,10 @@ def suites():
 
     return {
         "go": lambda: go("go", "-count=1", "./...", env={"GODEBUG": "cgocheck=1"}),
+        # Every Go pointer that reaches C, and every one that is written where C can see it.
+        "go-cgocheck2": lambda: go(
+            "go-cgocheck2", "-count=1", "-short", "./capi", "./gpu/...", env={"GOEXPERIMENT": "cgocheck2"}
+        ),
         "go-noasm": lambda: go("go-noasm", "-count=1", "-tags=noasm", "./core/rows"),
         "go-race": lambda: go("go-race", "-count=1", "-race", "-short", "./core/..."),
         "python": lambda: python("pytest", "python/tests"),
