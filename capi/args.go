@@ -68,6 +68,13 @@ func structSize(argument string, p unsafe.Pointer, size C.uint32_t, minimum, kno
 	return nil
 }
 
+// options copies the caller's struct; fields that an older header does not have are 0.
+func options[T any](p *T, size C.uint32_t) (o T) {
+	n := min(uintptr(size), unsafe.Sizeof(o))
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&o)), n), unsafe.Slice((*byte)(unsafe.Pointer(p)), n))
+	return o
+}
+
 // reserved checks that a field which has no meaning yet is zero.
 func reserved(argument string, v uint64) *status.Error {
 	if v != 0 {

@@ -42,4 +42,9 @@ func pcgo_log_installed() {
 	if err := rows.KernelError(); err != nil {
 		logLine(C.PC_LOG_WARNING, err.Error())
 	}
+	for _, text := range rows.OnWarning(warning) {
+		warning(text)
+	}
 }
+
+func warning(text string) { logLine(C.PC_LOG_WARNING, text) }

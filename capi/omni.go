@@ -21,6 +21,7 @@ type omniCache struct {
 	cache     *omni.Cache
 	device    *omniDevice
 	committer *gpu.Committer // the background thread, or nil
+	warmer    *warmer        // or nil
 
 	// engine serialises the engine's calls, which the header says must not
 	// overlap, and with that guards the scratch below: it lets a call cross
@@ -58,19 +59,20 @@ const (
 )
 
 //export pcgo_omni_create
-func pcgo_omni_create(options *C.pc_omni_options, cache *C.pc_handle) (st C.pc_status) {
+func pcgo_omni_create(in *C.pc_omni_options, cache *C.pc_handle) (st C.pc_status) {
 	defer guard(&st, nil)
 	if err := out("cache", unsafe.Pointer(cache)); err != nil {
 		return fail(err)
 	}
-	if options == nil {
+	if in == nil {
 		return failNew(status.InvalidArgument, "options: null, expected a pc_omni_options")
 	}
-	if err := structSize("options", unsafe.Pointer(options), options.struct_size, unsafe.Sizeof(*options), unsafe.Sizeof(*options)); err != nil {
+	if err := structSize("options", unsafe.Pointer(in), in.struct_size, unsafe.Offsetof(in.warm_bytes), unsafe.Sizeof(*in)); err != nil {
 		return fail(err)
 	}
-	if options.flags&^C.PC_OMNI_EAGER != 0 {
-		return failNew(status.Unsupported, "options.flags: %#x, expected PC_OMNI_EAGER or 0", uint32(options.flags))
+	options := options(in, in.struct_size)
+	if options.flags&^(C.PC_OMNI_EAGER|C.PC_OMNI_ZERO_ON_RELEASE) != 0 {
+		return failNew(status.Unsupported, "options.flags: %#x, expected PC_OMNI_EAGER | PC_OMNI_ZERO_ON_RELEASE", uint32(options.flags))
 	}
 	for i := range options.reserved {
 		if err := reserved("options.reserved", uint64(options.reserved[i])); err != nil {
@@ -87,6 +89,8 @@ func pcgo_omni_create(options *C.pc_omni_options, cache *C.pc_handle) (st C.pc_s
 		Timeout:         int64(options.claim_timeout_ns),
 		CopyChunkBytes:  int64(options.copy_chunk_bytes),
 		Threaded:        threaded,
+		ZeroOnRelease:   options.flags&C.PC_OMNI_ZERO_ON_RELEASE != 0,
+		WarmBytes:       int64(options.warm_bytes),
 	})
 	if err != nil {
 		return fail(err)
@@ -113,6 +117,12 @@ func newOmni(cfg omni.Config) (*omniCache, error) {
 	if o.cache, err = omni.New(cfg); err != nil {
 		return nil, err
 	}
+	if cfg.ZeroOnRelease {
+		arena.ZeroOnRelease()
+	}
+	if cfg.WarmBytes > 0 {
+		o.warmer = &warmer{cache: o.cache}
+	}
 	o.device.landed = make([]gpu.Event, cfg.StagingDepth)
 	if cfg.Threaded {
 		// Bound to no device: there may never be one. runJob binds the thread when
@@ -127,6 +137,9 @@ func newOmni(cfg omni.Config) (*omniCache, error) {
 // close stops the cache and gives everything back. No call is inside.
 func (o *omniCache) close() (err error) {
 	o.cache.Shutdown()
+	if o.warmer != nil {
+		o.warmer.wait()
+	}
 	if o.committer != nil {
 		o.committer.Stop(math.MaxInt64) // what it waits for may still be written to
 	}
@@ -252,6 +265,9 @@ func pcgo_omni_open_key(cache C.pc_handle, name *C.char, nameSize C.size_t, rowB
 	id, kerr := o.cache.OpenKey(C.GoStringN(name, C.int(nameSize)), int64(rowBytes), uint32(typeTag), omni.Schedule(schedule))
 	if kerr != nil {
 		return fail(kerr)
+	}
+	if o.warmer != nil {
+		o.warmer.start()
 	}
 	*key = C.uint32_t(id)
 	return C.PC_OK

@@ -24,6 +24,12 @@
  * checked before anything changes: a call that returns an error changed nothing,
  * unless its block says otherwise.
  *
+ * Memory that cannot be had is PC_ERROR_OUT_OF_MEMORY, with the bytes in the text,
+ * and nothing changed; smaller sizes may then work. Advice that the system refuses
+ * (huge pages, core dumps, fork) is one line at PC_LOG_WARNING for each kind. The Go
+ * runtime inside ends the process when small allocations of its own fail: leave
+ * some room under a memory limit.
+ *
  * Fork rule: in a child of fork every call returns PC_ERROR_FORKED. Start
  * workers with spawn, or load the library after the fork.
  *
@@ -206,8 +212,27 @@ PC_API pc_status pc_buffer_get_stats(pc_buffer_stats *stats);
 #define PC_OMNI_HIDDEN_KEY "__hidden_states__"
 
 enum {
-    PC_OMNI_EAGER = 1u /* write rows on the calling thread; no background thread */
+    PC_OMNI_EAGER = 1u,          /* write rows on the calling thread; no background thread */
+    PC_OMNI_ZERO_ON_RELEASE = 2u /* clear rows that cannot be read any more */
 };
+
+/*
+ * PC_OMNI_ZERO_ON_RELEASE: what no reader can get any more is not in memory either.
+ *
+ *   row in the cache    cleared by the save that gives its slot to another owner
+ *                       without writing it at once (a key that the save does not
+ *                       carry, or one with PC_OMNI_JOIN_ON_FINISH); otherwise that
+ *                       save, or the background thread right after it, writes over it
+ *   deferred row, row   cleared when it was written and the last step that reads it
+ *   held for a read     was consumed
+ *   staging             cleared when its step was consumed and written
+ *   pc_buffer_*         cleared at pc_buffer_release, in the whole process from the
+ *                       first such cache on
+ *   all of the above    cleared by pc_omni_destroy
+ *
+ * Rows of a failed write stay until pc_omni_destroy. Device memory of the library is
+ * not cleared. It costs a write of every released byte, some of them inside a save.
+ */
 
 /* When the rows of a key reach the cache. */
 enum {
@@ -217,7 +242,7 @@ enum {
 
 typedef struct pc_omni_options {
     uint32_t struct_size;            /* in: sizeof(pc_omni_options) */
-    uint32_t flags;                  /* PC_OMNI_EAGER or 0 */
+    uint32_t flags;                  /* PC_OMNI_EAGER | PC_OMNI_ZERO_ON_RELEASE */
     int64_t num_blocks;              /* blocks mirrored, >= 1 */
     int64_t block_size;              /* slots per block, >= 1; num_blocks * block_size <= 2^40 */
     int64_t staging_bytes;           /* cap on bytes not yet in the cache; 0: 512 MiB */
@@ -226,6 +251,9 @@ typedef struct pc_omni_options {
     int64_t claim_timeout_ns;        /* bound of every wait; 0: 30 s; < 0: do not wait */
     int64_t copy_chunk_bytes;        /* piece of a deferred copy; 0: 16 MiB */
     uint64_t reserved[4];
+    int64_t warm_bytes; /* memory of all keys together that is made present ahead of its first
+                           use, in the background, from slot 0 of each key on: pieces of 2 MiB,
+                           none beside an engine call, a tenth of one core at most. 0: none */
 } pc_omni_options;
 
 /*

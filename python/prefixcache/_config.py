@@ -44,6 +44,11 @@ class PrefixCacheConfig:
     staging_claim_timeout_s: float = 30.0
     # Piece of the device copy of a deferred key.
     copy_chunk_bytes: int = 16 << 20
+    # Memory of all keys together that is made present before rows need it, in the
+    # background: the first row in fresh memory costs some hundred microseconds.
+    warm_bytes: int = 0
+    # Clear rows, staging and result buffers once nobody can read them any more.
+    zero_on_release: bool = False
 
     @classmethod
     def from_vllm_config(
@@ -91,7 +96,7 @@ class PrefixCacheConfig:
             )
         options = _ffi.OmniOptions()
         options.struct_size = ctypes.sizeof(options)
-        options.flags = _ffi.OMNI_EAGER if eager else 0
+        options.flags = (_ffi.OMNI_EAGER if eager else 0) | (_ffi.OMNI_ZERO_ON_RELEASE if self.zero_on_release else 0)
         options.num_blocks = int(self.num_blocks)
         options.block_size = int(self.block_size)
         # A cap of nothing still admits one step at a time, which 1 byte expresses.
@@ -100,6 +105,7 @@ class PrefixCacheConfig:
         options.staging_capacity_tokens = int(self.staging_capacity_tokens)
         options.claim_timeout_ns = max(1, int(min(timeout * 1e9, _MAX_TIMEOUT_NS))) if timeout > 0 else _NO_WAIT
         options.copy_chunk_bytes = min(max(1, self._integer("copy_chunk_bytes")), _MAX_SIZE)
+        options.warm_bytes = min(max(0, self._integer("warm_bytes")), _MAX_SIZE)
         return options
 
     def _integer(self, name: str) -> int:

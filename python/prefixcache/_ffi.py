@@ -33,6 +33,7 @@ ENVIRONMENT_VARIABLE = "PREFIXCACHE_LIBRARY"
 FILE_NAME = "libprefixcache.so"
 
 OMNI_EAGER = 1
+OMNI_ZERO_ON_RELEASE = 2
 OMNI_ON_DEVICE = 1  # pc_omni_rows.flags
 JOIN_NEXT_STEP = 0
 JOIN_ON_FINISH = 1
@@ -52,6 +53,7 @@ class OmniOptions(ctypes.Structure):
         ("claim_timeout_ns", c_int64),
         ("copy_chunk_bytes", c_int64),
         ("reserved", c_uint64 * 4),
+        ("warm_bytes", c_int64),
     )
 
 

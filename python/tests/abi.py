@@ -14,7 +14,7 @@ OK, KEY_MISMATCH = 0, 3
 INVALID, BAD_HANDLE, WRONG_STATE, TOO_SMALL, UNSUPPORTED = -1, -2, -3, -4, -5
 UNMATCH, STAGING_TIMEOUT = -16, -17
 INTERNAL, OUT_OF_MEMORY, DEVICE, FORKED, BUSY, CLOSED = -32, -33, -34, -35, -36, -37
-EAGER = 1
+EAGER, ZERO_ON_RELEASE = 1, 2
 
 u8, u32, u64, i64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64
 
@@ -32,7 +32,7 @@ class OmniOptions(ctypes.Structure):
             "copy_chunk_bytes",
         )
     ]
-    _fields_ += [("reserved", u64 * 4)]
+    _fields_ += [("reserved", u64 * 4), ("warm_bytes", i64)]
 
 
 class NewRequest(ctypes.Structure):

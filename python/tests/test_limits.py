@@ -1,0 +1,98 @@
+"""Memory that runs out, advice that is refused, and what is left in memory.
+
+Each test is a process of its own: limits cannot be taken back.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from limits_host import FILL
+
+HERE = Path(__file__).resolve().parent
+
+
+def start(*arguments):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "limits_host.py"), *arguments],
+        env=env,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def run(*arguments):
+    process = start(*arguments)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, f"exit {process.returncode}\n{out}\n{err[-3000:]}"
+    return out.splitlines()
+
+
+def test_an_address_space_limit_is_an_error_that_names_the_bytes():
+    lines = run("address_space")
+    assert f"cannot reserve {(1 << 24) * 8192} bytes (mirror)" in lines[0]
+    assert f"cannot reserve {1 << 40} bytes (result)" in lines[1]
+
+
+def test_refused_system_calls_are_one_error_or_one_warning():
+    lines = run("refused_calls")
+    assert "bytes (mirror): mmap: cannot allocate memory" in lines[0]
+    warnings = lines[1:]
+    assert all(line.startswith("2 ") for line in warnings), warnings
+    for kind in ("huge pages are not available", "cannot be kept out of core dumps", "children of fork"):
+        assert sum(kind in line for line in warnings) == 1, warnings
+    assert len(warnings) == 3
+
+
+def rows_in(pid: int) -> int:
+    """How often 256 bytes of a row are found in the memory of a process."""
+    needle, found = bytes([FILL]) * 256, 0
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            place, access = line.split()[:2]
+            if "rw" not in access:
+                continue
+            at, end = (int(x, 16) for x in place.split("-"))
+            while at < end:
+                memory.seek(at)
+                try:
+                    part = memory.read(min(end - at, 1 << 20))
+                except OSError:
+                    break  # guard pages
+                if not part:
+                    break
+                found += part.count(needle)
+                at += len(part)
+    return found
+
+
+@pytest.mark.parametrize("flag", ["zero", "keep"])
+def test_released_rows_are_gone_from_memory_when_that_is_wanted(flag):
+    process = start("residue", flag)
+    seen = {}
+
+    def step(line):
+        assert process.stdout.readline().strip() == line, process.communicate()[1][-3000:]
+        seen.setdefault(line, []).append(rows_in(process.pid))
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+    for line in ("live", "live", "released", "destroyed"):
+        step(line)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert all(n >= 2 * 64 for n in seen["live"]), seen  # both keys' rows are there while they can be read
+    if flag == "zero":
+        assert seen["released"] == [0] and seen["destroyed"] == [0], seen
+    else:  # the test can see rows that nobody may read
+        assert seen["released"][0] > 0, seen
+
+
+def test_a_mirror_is_warmed_as_far_as_asked():
+    (megabytes,) = run("warm")
+    assert 64 <= int(megabytes) <= 72
