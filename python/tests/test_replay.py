@@ -419,6 +419,7 @@ def check_pool(scheduler):
     assert set(pool.free) == {b for b in range(1, len(pool.references)) if not owners[b]}
     assert 0 not in owners
     assert all(pool.hash_of[b] == value for value, b in pool.block_of.items())
+    assert pool.cached == sum(pool.hash_of[b] != 0 for b in pool.free)
 
 
 def check_batch(batch, plan):

@@ -7,7 +7,8 @@ Generated tokens take no room, and a request's own blocks need not fit beside ot
     least-recent   evicts the block that was used longest ago; of a request's blocks
                    the last one first, so that a prefix outlives what hangs on it
     optimal        evicts the block whose next use is farthest away, and keeps none that
-                   is never used again (Belady): no cache can do better, as it knows the future
+                   is never used again (Belady). It knows the future: no cache of such blocks
+                   hits more of them
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class ContextPart:
         if self.series.due(self.served):
             self._sample()
         self._decode(lease, len(prompt), plan.bound_base_pages + plan.demand_base_pages, answer)
-        self.answer_tokens += len(answer)
+        self.answer_tokens += request.output_length
         self._publish(lease, len(prompt) + len(answer))
         # Generated tokens are unique: whatever page has one holds a prefix of this request alone.
         pages = lease.base_pages()
@@ -121,7 +121,7 @@ class ContextPart:
 
     def _decode(self, lease: Any, length: int, have: int, answer: array[int]) -> None:
         stepwise = self.served % _STEPWISE == 1
-        stride = 1 if stepwise else len(answer)
+        stride = 1 if stepwise else max(1, len(answer))
         for first in range(0, len(answer), stride):
             tokens = answer[first : first + stride]
             length += len(tokens)

@@ -22,6 +22,7 @@ FORMAT, VERSION = "prefixcache.replay", 1
 RATES = ("hit rate",)
 _SERIES = ("request", "prompt_tokens", "hit_tokens", "in_use", "cached", "evicted")
 _LATENCY = ("calls", "p50_us", "p90_us", "p99_us", "max_us", "mean_us")
+_SWEEP = ("page", "requests", "of_requests", "prompt_tokens", "longest_tokens", "unlimited")
 _SIZE = ("pages", "tokens", "hit_rate", "least_recent")
 
 
@@ -58,39 +59,53 @@ def load(path: str | Path) -> dict[str, Any]:
         raise DocumentError(f"has version {document.get('version')!r}, expected {VERSION}")
     try:
         _check(document)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as e:
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise DocumentError(f"is incomplete ({type(e).__name__}: {e}), expected a run that --json saved") from e
     return document
 
 
 def _check(document: dict[str, Any]) -> None:
     """Everything that a report reads is there and has its type."""
-    str(document["library"]), str(document["trace"]["source"]), int(document["trace"]["requests"])
-    for part in document["parts"].values():
-        str(part["verdict"]), bool(part["right"]), dict(part["options"]), str(part["pool"]["unit"])
-        float(part["pool"]["capacity"])
-        for value in part["figures"].values():
-            float(value)
-        lengths = {len([float(v) for v in part["series"].get(name, [])]) for name in _SERIES}
-        if len(lengths) != 1:
+    trace = document["trace"]
+    _texts(document["library"], trace["source"])
+    _numbers(trace["requests"])
+    for name, part in document["parts"].items():
+        if name not in ("omni", "context"):
+            raise ValueError(f"part {name!r}")
+        _texts(part["verdict"], part["pool"]["unit"])
+        _numbers(int(part["right"]), part["pool"]["capacity"])
+        for counts in (part["options"], part["figures"], part.get("reasons", {}), part.get("events", {})):
+            _numbers(*counts.values())
+        series = part["series"]
+        columns = [series[column] for column in _SERIES] if series["request"] else []
+        for column in columns:
+            _numbers(*column)
+        if len({len(column) for column in columns}) > 1:
             raise ValueError("columns of its series differ in length")
         for latency in part["latencies"].values():
-            for name in _LATENCY:
-                float(latency[name])
+            _numbers(*(latency[key] for key in _LATENCY))
             for start, calls in latency["buckets_us"]:
-                float(start), float(calls)
-        for counts in (part.get("reasons", {}), part.get("events", {})):
-            for value in counts.values():
-                float(value)
+                _numbers(start, calls)
     sweep = document["sweep"]
-    if sweep is not None:
-        for name in ("page", "requests", "of_requests", "prompt_tokens", "longest_tokens", "unlimited"):
-            float(sweep[name])
-        for size in sweep["sizes"]:
-            for name in _SIZE:
-                float(size[name])
-            if size["optimal"] is not None:
-                float(size["optimal"])
+    if sweep is None:
+        return
+    _numbers(*(sweep[key] for key in _SWEEP))
+    if not sweep["sizes"]:
+        raise ValueError("a sweep without sizes")
+    for size in sweep["sizes"]:
+        _numbers(*(size[key] for key in _SIZE), *([] if size["optimal"] is None else [size["optimal"]]))
+
+
+def _texts(*values: object) -> None:
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r} is not a text")
+
+
+def _numbers(*values: object) -> None:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1 << 63:
+            raise TypeError(f"{value!r} is not a number")
 
 
 def comparison_lines(this: dict[str, Any], other: dict[str, Any], name: str) -> list[str]:

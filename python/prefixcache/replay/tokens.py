@@ -29,6 +29,9 @@ class Tokenizer:
         return tokens
 
     def answer(self, request: TraceRequest) -> array[int]:
-        """Generated tokens, which are of this request alone."""
+        """Generated tokens, which are of this request alone.
+
+        Without the last one: a request ends when it is sampled, before it is computed.
+        """
         self._answers += 1
-        return array("i", (2**31 - self._answers,)) * request.output_length
+        return array("i", (2**31 - self._answers,)) * (request.output_length - 1)
