@@ -69,7 +69,7 @@ lint: $(BUILD)/python ## gofmt, vet, staticcheck, clang-format, ruff (pinned ver
 	@scripts/lint.sh
 
 abi-snapshot: ## take what include/prefixcache.h promises now as the ABI that `make test` holds it to
-	@python3 gates/abi.py snapshot
+	@python3 gates/abi_snapshot.py snapshot
 
 clean: ## remove build/
 	rm -rf $(BUILD)

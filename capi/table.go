@@ -35,7 +35,11 @@ type pageTable struct {
 // openDevice picks what carries out device work.
 func openDevice(flags C.uint32_t, stream gpu.Stream) (gpu.Device, error) {
 	if flags&C.PC_HOST_MEMORY == 0 && gpu.Probe() == nil {
-		return gpu.OpenCUDA(stream)
+		dev, err := gpu.OpenCUDA(stream)
+		if dev == nil {
+			return nil, err // not a nil *CUDA in a Device, which would not be nil
+		}
+		return dev, err // with an error when its pool could not be made: the caller closes it
 	}
 	return gpu.NewHost(), nil
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import abi
+import abi_snapshot as abi
 import pytest
 
 TEXT = abi.HEADER.read_text()
@@ -27,7 +27,7 @@ def edit(old: str, new: str) -> str:
 
 def test_the_header_is_compatible_with_the_snapshot():
     broken, _ = abi.compare(abi.SNAPSHOT, TEXT)
-    assert not broken, "\n".join([*broken, "see `python3 gates/abi.py check`"])
+    assert not broken, "\n".join([*broken, "see `python3 gates/abi_snapshot.py check`"])
 
 
 BREAKING = {

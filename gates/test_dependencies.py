@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 
-import abi
+import abi_snapshot as abi
 import pytest
 
 ROOT = abi.ROOT

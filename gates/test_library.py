@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-import abi
+import abi_snapshot as abi
 import pytest
 
 LIBRARY = Path(os.environ.get("PREFIXCACHE_LIBRARY") or abi.ROOT / "build" / "libprefixcache.so")

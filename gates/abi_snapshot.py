@@ -13,7 +13,7 @@ numeric macros become an enum.
   - new fields at the end of a struct that begins with struct_size
   - new entries at the end of pc_api, when PC_ABI_VERSION is higher as well
 
-usage: abi.py check | snapshot
+usage: abi_snapshot.py check | snapshot
 """
 
 import argparse
@@ -57,7 +57,7 @@ def stand_in(header: str) -> str:
     code = re.sub(r"\benum \{(\s*)(PC_\w+)", r"enum pc_enum_\2 {\1\2", strip_comments(header))
     enums = re.findall(r"\benum (pc_enum_\w+) \{", code)
     if len(enums) != len(re.findall(r"\benum\b", code)):
-        raise SystemExit("abi: an enum of the header is not written as 'enum { PC_...': abi.py cannot name it")
+        raise SystemExit("abi: an enum of the header is not written as 'enum { PC_...': abi_snapshot.py cannot name it")
     macros = re.findall(r"^#define (PC_\w+) (?:0x[0-9A-F]+|\d+)u?$", code, re.MULTILINE)
     parts = [code, f"enum {MACROS} {{ {', '.join(f'pc_macro_{m} = {m}' for m in macros)} }};\n"]
     parts += [f"enum {name} {name};\n" for name in (*enums, MACROS)]
