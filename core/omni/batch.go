@@ -22,6 +22,8 @@ type batchLayout struct {
 	byCommitter bool
 	charged     int64 // of the budget, until publish hands it to writes
 	page        int
+	repeated    bool // a slot is listed twice: rows have to be moved in batch order
+	moves       rows.Moves
 	handles     []int32 // rows taken for deferred keys, key by key
 	runs        []rows.Run
 	pageOffs    []int64 // device step: byte of the page where each key's rows begin

@@ -278,6 +278,7 @@ func TestNoAllocations(t *testing.T) {
 	}{
 		{"immediate", 2, 0, Config{}},
 		{"deferred", 1, 1, Config{BudgetBytes: 4 << 20}},
+		{"shared", 2, 0, Config{CopyThreads: 2, ShareBytes: 1 << 10}},
 	} {
 		t.Run(cfg.name, func(t *testing.T) {
 			s := newStepBench(t, 64, cfg.keys, cfg.deferred, 512, 8, cfg.cfg)

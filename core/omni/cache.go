@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"sync/atomic"
 
+	"libprefixcache/core/rows"
 	"libprefixcache/core/status"
 )
 
@@ -51,6 +52,8 @@ type Cache struct {
 	late        []lateRow
 	warmed      int64 // bytes, by Warm
 
+	crew *rows.Crew // shares large copies; nil when that is off
+
 	stats   Stats
 	notices atomic.Uint32 // Notice bits that nobody has taken yet
 }
@@ -72,6 +75,7 @@ func New(cfg Config) (*Cache, error) {
 		pages:       make([]pageHolder, cfg.StagingDepth),
 		devicePages: make([]devicePage, cfg.StagingDepth),
 		pageUse:     make([]pageUse, cfg.StagingDepth),
+		crew:        rows.NewCrew(cfg.CopyThreads, cfg.ShareBytes),
 	}
 	c.mu.waiter = cfg.Waiter
 	c.granules = cfg.NumBlocks * c.perBlock
@@ -133,6 +137,7 @@ func (c *Cache) Free() error {
 		return status.New(status.Busy, "free while %d materialize calls, %d jobs or an engine call still run", c.running, btoi(c.job.active))
 	}
 	c.freed = true
+	c.crew.Close()
 	for _, k := range c.keys {
 		if c.cfg.ZeroOnRelease {
 			k.wipe()

@@ -13,21 +13,24 @@ func copyRow(dst, src unsafe.Pointer, n int64) { rows.Copy(dst, src, n) }
 
 // claimStep claims slots of an immediate key for a step (O-4). A slot listed twice
 // is claimed once; of its rows the last in batch order wins, because rows are
-// moved in that order (O-20).
-func (c *Cache) claimStep(k *key, slots []int64, step uint64) {
+// moved in that order (O-20). It reports whether there was one.
+func (c *Cache) claimStep(k *key, slots []int64, step uint64) (repeated bool) {
 	b := base(kindStep, step)
 	words := k.words
 	if k.readers == 0 {
 		for _, s := range slots {
 			if w := words[s]; w&^versionMask != b {
 				words[s] = w.claimed(b)
+			} else {
+				repeated = true
 			}
 		}
-		return
+		return repeated
 	}
 	for _, s := range slots {
 		w := words[s]
 		if w&^versionMask == b {
+			repeated = true
 			continue
 		}
 		if c.read(k, s) {
@@ -35,6 +38,7 @@ func (c *Cache) claimStep(k *key, slots []int64, step uint64) {
 		}
 		words[s] = w.claimed(b)
 	}
+	return repeated
 }
 
 // claimSkipped claims slots of a key that this step does not carry: their new

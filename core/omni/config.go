@@ -3,6 +3,7 @@ package omni
 import (
 	"math"
 
+	"libprefixcache/core/rows"
 	"libprefixcache/core/status"
 )
 
@@ -53,6 +54,13 @@ type Config struct {
 	// all the same, because waking another thread costs more than the copy.
 	// Negative: never, so that every step goes through the committer.
 	InlineBytes int64
+	// CopyThreads is how many threads, the caller's included, share a copy of
+	// ShareBytes or more. More shortens prefills and long hits where one core cannot
+	// use the memory's bandwidth, and takes the cores from others meanwhile; 1 never
+	// shares. 0 is rows.DefaultCopyThreads.
+	CopyThreads int
+	// ShareBytes: see CopyThreads. 0 is rows.DefaultShareBytes.
+	ShareBytes int64
 	// ZeroOnRelease clears every row that stops being readable, see zero.go.
 	ZeroOnRelease bool
 	// WarmBytes caps what Warm makes present ahead of its first use.
@@ -67,7 +75,8 @@ type Config struct {
 	Executor Executor
 	// Preempt, when set, is called without the lock at every place where another
 	// thread may run: around each unlocked part and between its copies. It is for
-	// simulators, which run other calls from it; nil costs a comparison.
+	// simulators, which run other calls from it; nil costs a comparison. With it, copies
+	// are shared only if CopyThreads says so.
 	Preempt func()
 }
 
@@ -79,6 +88,11 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.Timeout, DefaultTimeout)
 	setDefault(&c.CopyChunkBytes, DefaultCopyChunkBytes)
 	setDefault(&c.InlineBytes, DefaultInlineBytes)
+	if c.Preempt != nil {
+		setDefault(&c.CopyThreads, 1)
+	}
+	setDefault(&c.CopyThreads, rows.DefaultCopyThreads())
+	setDefault(&c.ShareBytes, rows.DefaultShareBytes)
 	if c.Waiter == nil {
 		c.Waiter = noWaiter{}
 	}
@@ -93,6 +107,8 @@ func (c Config) withDefaults() (Config, error) {
 		{"staging_depth", int64(c.StagingDepth), 1, maxDepth},
 		{"staging_capacity_tokens", c.StagingCapacity, 1, maxStepRows},
 		{"copy_chunk_bytes", c.CopyChunkBytes, 1, math.MaxInt64},
+		{"copy_threads", int64(c.CopyThreads), 1, rows.MaxCopyThreads},
+		{"share_bytes", c.ShareBytes, 1, math.MaxInt64},
 		{"warm_bytes", c.WarmBytes, 0, math.MaxInt64},
 	} {
 		if f.v < f.min || f.v > f.max {

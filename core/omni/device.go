@@ -198,7 +198,7 @@ func (c *Cache) stageHost(a *SaveArgs, base unsafe.Pointer) {
 		page := unsafe.Add(base, s.pageOffs[i])
 		rows.CopyRows(page, k.rowBytes, r.Rows, r.Stride, k.rowBytes, s.n)
 		if r.Dst != nil {
-			c.copyOut(k, r, page, k.rowBytes)
+			c.copyOut(k, r)
 		}
 	}
 }

@@ -182,6 +182,8 @@ func TestO34_AllModesGiveTheSame(t *testing.T) {
 		"threaded, small":    dump(Config{Threaded: true, BudgetBytes: 50}, 5),
 		"committer, 1 byte":  dump(Config{Threaded: true, InlineBytes: -1, BudgetBytes: 1}, 3),
 		"inline from 1 byte": dump(Config{Threaded: true, InlineBytes: 1}, 2),
+		"shared":             dump(Config{CopyThreads: 3, ShareBytes: 1}, 0),
+		"committer, shared":  dump(Config{Threaded: true, InlineBytes: -1, CopyThreads: 3, ShareBytes: 1}, 4),
 	} {
 		if got != want {
 			t.Errorf("%s differs from eager:\n%s\nwant\n%s", name, got, want)

@@ -238,6 +238,7 @@ func bytesOf(reads []Read) (n int64) {
 
 // copyNew fills in new rows from the staging page. No lock is held.
 func (c *Cache) copyNew(x *stepCtx, reads []Read) (bytes int64) {
+	x.moves.Begin(c.crew, bytesOf(reads))
 	for i := range reads {
 		r := &reads[i]
 		if r.Key == NoKey {
@@ -257,12 +258,13 @@ func (c *Cache) copyNew(x *stepCtx, reads []Read) (bytes int64) {
 			}
 			row := x.starts[b]
 			dst := unsafe.Add(r.Dst, (x.newRow(b)-x.offs[r.First])*k.rowBytes)
-			n := (x.starts[e] - row) * k.rowBytes
-			rows.Copy(dst, unsafe.Add(page, row*k.rowBytes), n)
-			bytes += n
+			n := x.starts[e] - row
+			x.moves.CopyRows(dst, k.rowBytes, unsafe.Add(page, row*k.rowBytes), k.rowBytes, k.rowBytes, n)
+			bytes += n * k.rowBytes
 			b = e
 		}
 	}
+	x.moves.End()
 	return bytes
 }
 
@@ -270,6 +272,7 @@ func (c *Cache) copyNew(x *stepCtx, reads []Read) (bytes int64) {
 // is claimed and overwritten meanwhile has been copied aside before, and overlay
 // repairs it.
 func (c *Cache) gather(x *stepCtx, reads []Read) (bytes int64) {
+	x.moves.Begin(c.crew, bytesOf(reads))
 	for i := range reads {
 		r := &reads[i]
 		if r.Key == NoKey {
@@ -286,7 +289,7 @@ func (c *Cache) gather(x *stepCtx, reads []Read) (bytes int64) {
 			// A simulator gets a say between spans; otherwise the kernel sees them all,
 			// to prefetch across them.
 			if spans := x.spans[pl.spans:pl.spansEnd]; c.cfg.Preempt == nil {
-				k.mirror.GatherSpans(dst, spans)
+				x.moves.GatherSpans(k.mirror, dst, spans)
 			} else {
 				for i := range spans {
 					c.preempt()
@@ -306,6 +309,7 @@ func (c *Cache) gather(x *stepCtx, reads []Read) (bytes int64) {
 			x.given++
 		}
 	}
+	x.moves.End()
 	return bytes
 }
 

@@ -159,7 +159,7 @@ func (c *Cache) publish(a *SaveArgs) *stepCtx {
 	x.starts = append(x.starts, s.starts...)
 	x.offs = append(x.offs, s.offs...)
 	x.hits = append(x.hits, s.hits...)
-	s.handles = s.handles[:0]
+	s.handles, s.repeated = s.handles[:0], false
 	if s.deferredBytes > 0 {
 		c.findEntries(a.Requests)
 	}
@@ -177,7 +177,7 @@ func (c *Cache) publish(a *SaveArgs) *stepCtx {
 			case k.carried < 0:
 				c.claimSkipped(k, a.Slots)
 			case k.sched == JoinNextStep:
-				c.claimStep(k, a.Slots, x.id)
+				s.repeated = c.claimStep(k, a.Slots, x.id) || s.repeated
 			}
 		}
 		for i := range a.Rows { // in the order of Rows: write looks for the handles in it
@@ -233,7 +233,7 @@ func (c *Cache) write(a *SaveArgs, x *stepCtx) (uint64, error) {
 		}
 		c.unlocked(func() {
 			began := c.clock(bytes)
-			c.move(a, fails)
+			c.move(a, bytes, fails)
 			took = c.since(began)
 		})
 		c.stats.Moves[MoveSave].add(bytes, took)
@@ -275,22 +275,28 @@ func (c *Cache) appendStepCopies(dst []Copy, a *SaveArgs) []Copy {
 // stage copies the immediate rows to the step's page, and to their destinations,
 // so that the caller may overwrite them before the committer has run.
 func (c *Cache) stage(a *SaveArgs) {
+	s := &c.batch
+	s.moves.Begin(c.crew, s.immediateBytes)
 	for i := range a.Rows {
 		r := &a.Rows[i]
 		if k := c.keys[r.Key]; k.sched == JoinNextStep {
-			page := k.page(c.batch.page, c.cfg.StagingCapacity)
-			rows.CopyRows(page, k.rowBytes, r.Rows, r.Stride, k.rowBytes, c.batch.n)
+			s.moves.CopyRows(k.page(s.page, c.cfg.StagingCapacity), k.rowBytes, r.Rows, r.Stride, k.rowBytes, s.n)
 			if r.Dst != nil {
-				c.copyOut(k, r, page, k.rowBytes)
+				c.copyOut(k, r)
 			}
 		}
 	}
+	s.moves.End()
 }
 
 // move copies rows to where publish said. No lock is held: the mirror rows are
-// claimed, and whoever still reads them has its own copy.
-func (c *Cache) move(a *SaveArgs, fails bool) {
+// claimed, and whoever still reads them has its own copy. bytes are all that is moved.
+func (c *Cache) move(a *SaveArgs, bytes int64, fails bool) {
 	s := &c.batch
+	if s.repeated {
+		bytes = 0
+	}
+	s.moves.Begin(c.crew, bytes)
 	handles := s.handles
 	for i := range a.Rows {
 		c.preempt()
@@ -301,25 +307,26 @@ func (c *Cache) move(a *SaveArgs, fails bool) {
 			k.store.fill(handles[:s.n], r.Rows, r.Stride)
 			handles = handles[s.n:]
 			if r.Dst != nil {
-				c.copyOut(k, r, r.Rows, r.Stride)
+				c.copyOut(k, r)
 			} else {
-				rows.CopyRows(k.page(s.page, c.cfg.StagingCapacity), k.rowBytes, r.Rows, r.Stride, k.rowBytes, s.n)
+				s.moves.CopyRows(k.page(s.page, c.cfg.StagingCapacity), k.rowBytes, r.Rows, r.Stride, k.rowBytes, s.n)
 			}
 		case s.byCommitter || fails:
 		case r.Dst == nil: // one pass over the source feeds the mirror and the page
-			k.mirror.ScatterTee(r.Rows, r.Stride, a.Slots, k.page(s.page, c.cfg.StagingCapacity))
+			s.moves.ScatterTee(k.mirror, r.Rows, r.Stride, a.Slots, k.page(s.page, c.cfg.StagingCapacity))
 		default: // or the mirror and the result, piece by piece around the hits
 			for _, t := range s.stretches {
-				k.mirror.ScatterTee(unsafe.Add(r.Rows, t.row*r.Stride), r.Stride, a.Slots[t.row:t.row+t.n], unsafe.Add(r.Dst, t.off*k.rowBytes))
+				s.moves.ScatterTee(k.mirror, unsafe.Add(r.Rows, t.row*r.Stride), r.Stride, a.Slots[t.row:t.row+t.n], unsafe.Add(r.Dst, t.off*k.rowBytes))
 			}
 		}
 	}
+	s.moves.End()
 }
 
 // copyOut copies the step's rows of one key to the caller's destination.
-func (c *Cache) copyOut(k *key, r *KeyRows, src unsafe.Pointer, stride int64) {
+func (c *Cache) copyOut(k *key, r *KeyRows) {
 	for _, t := range c.batch.stretches {
-		rows.CopyRows(unsafe.Add(r.Dst, t.off*k.rowBytes), k.rowBytes, unsafe.Add(src, t.row*stride), stride, k.rowBytes, t.n)
+		c.batch.moves.CopyRows(unsafe.Add(r.Dst, t.off*k.rowBytes), k.rowBytes, unsafe.Add(r.Rows, t.row*r.Stride), r.Stride, k.rowBytes, t.n)
 	}
 }
 

@@ -30,6 +30,7 @@ type stepCtx struct {
 	overlays []overlay
 
 	plansClosed bool
+	moves       rows.Moves
 	given       int // plans that were read
 
 	// Of a step with rows on a device: the memory of its page.

@@ -10,6 +10,7 @@
 //	Run      consecutive slots; AppendRuns makes runs from a slot array
 //	Span     consecutive rows that go to (or come from) consecutive slots
 //	kernels  Copy, CopyRows, Zero; Mirror.Scatter*, ScatterTee*, Gather*
+//	Moves    the same, of which large ones are shared with the threads of a Crew
 //	Arena    recycled huge-page buffers (1 MiB and up) for results
 //	Slab     individually freed chunks of any size for deferred rows
 //
@@ -37,7 +38,8 @@
 //     batch. Publishing a commit with an ordinary atomic afterwards is enough.
 //   - Every kernel implementation writes exactly the bytes of the generic one.
 //   - Nothing here allocates on the Go heap once a Slab or an Arena has grown
-//     to its working set, and no call hands work to another goroutine.
+//     to its working set. Nothing but a Crew has goroutines, and nothing but Moves
+//     that were given one hand it work.
 //   - A single call into assembly or memmove moves at most pieceBytes, because
 //     a thread inside cannot be stopped for the garbage collector.
 //   - Memory that only the library reads is kept out of children of fork; memory

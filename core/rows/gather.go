@@ -141,7 +141,11 @@ func (m *Mirror) GatherRuns(dst unsafe.Pointer, runs []Run) {
 // dst that no span names are left alone.
 func (m *Mirror) GatherSpans(dst unsafe.Pointer, spans []Span) {
 	s := m.source(dst, SpanRows(spans))
-	l := m.aheadOfSpans(s.k, spans)
+	s.spans(spans)
+}
+
+func (s *source) spans(spans []Span) {
+	l := s.m.aheadOfSpans(s.k, spans)
 	for i, p := range spans {
 		if n := p.Len * s.row; n < gatherMinBytes {
 			if l.due(i) {

@@ -29,7 +29,7 @@ type Device interface {
 
 // Trace is one random run of a cache against the model.
 type Trace struct {
-	Mode   string // "eager", "threaded" (small steps are written inline) or "committer"
+	Mode   string // "eager", "threaded" (small steps are written inline), "committer" or "shared" (eager, copies by three threads)
 	Seed   uint64
 	Steps  int
 	Device Device // nil: all rows are on the host
@@ -82,7 +82,10 @@ func Run(t testing.TB, trace Trace) {
 	blockSize := []int64{1, 3, 4, 16, 64, 70, 130}[rng.IntN(7)]
 	tr.cfg = omni.Config{NumBlocks: 4 + rng.Int64N(12), BlockSize: blockSize, StagingDepth: 1 + rng.IntN(4),
 		StagingCapacity: 4 * 130, BudgetBytes: 1 + rng.Int64N(20_000), CopyChunkBytes: 1 + rng.Int64N(256)}
-	tr.cfg.Threaded = mode != "eager"
+	tr.cfg.Threaded = mode != "eager" && mode != "shared"
+	if mode == "shared" {
+		tr.cfg.CopyThreads, tr.cfg.ShareBytes = 3, 1
+	}
 	tr.cfg.ZeroOnRelease = trace.Seed%2 == 0 // then Check looks at the memory, too
 	if mode == "committer" {
 		tr.cfg.InlineBytes = -1
