@@ -56,7 +56,12 @@ func (m *Mirror) RowBytes() int64 { return m.rowBytes }
 func (m *Mirror) Memory() *Memory { return m.mem }
 
 // Row is the address of one row. The caller has checked slot.
-func (m *Mirror) Row(slot int64) unsafe.Pointer { return unsafe.Add(m.base, slot*m.rowBytes) }
+func (m *Mirror) Row(slot int64) unsafe.Pointer {
+	if invariants && (slot < 0 || slot >= m.slots) {
+		panic(status.New(status.Internal, "rows: row %d of a mirror of %d slots", slot, m.slots))
+	}
+	return unsafe.Add(m.base, slot*m.rowBytes)
+}
 
 // Touch makes the pages of n slots from slot on present.
 func (m *Mirror) Touch(slot, n int64) error {

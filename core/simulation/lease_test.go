@@ -17,14 +17,15 @@ type leaseWorld struct {
 	log  func(format string, args ...any)
 	done counts
 
-	cfg    prefix.Config
-	p      int
-	modes  []prefix.Mode
-	pure   bool // hybrid without attention
-	realms []*prefix.Extras
-	asked  []*history
-	leases []*simLease
-	known  []map[uint64]bool // by realm: every prefix that was published since it was last forgotten
+	cfg      prefix.Config
+	p        int
+	modes    []prefix.Mode
+	pure     bool // hybrid without attention
+	realms   []*prefix.Extras
+	asked    []*history
+	leases   []*simLease
+	released prefix.LeaseID    // one of the leases that ended
+	known    []map[uint64]bool // by realm: every prefix that was published since it was last forgotten
 
 	state     [2][]uint64 // of base and draft pages, by position
 	users     [2][]int    // live leases that hold the page
@@ -506,8 +507,11 @@ func (w *leaseWorld) release(l *simLease) {
 		}
 	}
 	w.leases = slices.DeleteFunc(w.leases, func(o *simLease) bool { return o == l })
-	if status.CodeOf(w.m.Release(l.id)) != status.BadHandle {
-		failf("lease %d could be released twice", l.number)
+	if w.released != 0 && status.CodeOf(w.m.Release(w.released)) != status.BadHandle {
+		failf("a lease that was released before could be released again (C-64)")
+	}
+	if w.released == 0 || w.r.oneIn(8) {
+		w.released = l.id
 	}
 	if len(w.asked) < 24 {
 		w.asked = append(w.asked, l.h)

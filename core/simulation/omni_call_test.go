@@ -242,13 +242,16 @@ func (w *omniWorld) saveRefused() {
 	a.Rows = append([]omni.KeyRows(nil), a.Rows...)
 	a.Requests = append([]uint64(nil), a.Requests...)
 	what := ""
-	switch n := w.r.n(4); {
+	switch n := w.r.n(5); {
 	case n == 0 && len(a.Slots) > 0:
 		a.Slots[w.r.n(len(a.Slots))], what = w.slots, "a slot that does not exist"
 	case n == 1 && len(a.Requests) > 1:
 		a.Requests[0], what = a.Requests[1], "a request twice"
 	case n == 2 && len(a.Rows) > 0:
 		a.Rows, what = append(a.Rows, a.Rows[0]), "a key twice"
+	case n == 3 && len(a.Rows) > 0 && len(a.Slots) > 0 && w.dev != nil:
+		last := &a.Rows[len(a.Rows)-1]
+		last.Place, last.Rows, last.Dst, last.DstBytes, what = omni.OnDevice, at(w.keys[1].sources), nil, 0, "host memory as device memory"
 	default:
 		a.Slots, what = append(a.Slots, 0), "one slot too many"
 	}
@@ -380,7 +383,7 @@ func (w *omniWorld) materialize(s *savedStep) {
 
 // inspect compares slots of a key as they are now with the model.
 func (w *omniWorld) inspect(k, from, n int) {
-	if w.failing || w.closing || k == 0 && !w.wants {
+	if w.closing || k == 0 && !w.wants {
 		return
 	}
 	key := &w.keys[k]
@@ -393,6 +396,9 @@ func (w *omniWorld) inspect(k, from, n int) {
 		}
 		tag := w.m.keys[k].rows[slot]
 		there := st[0].State == omni.Committed || st[0].State == omni.InTransit
+		if w.failing { // what a write that failed leaves behind is in transit for good (O-7)
+			there = tag != 0
+		}
 		if there != (tag != 0) || w.finishing && st[0].State == omni.InTransit {
 			failf("key %s, slot %d is %v, the model has tag %d", key.name, slot, st[0].State, tag)
 		}

@@ -232,6 +232,11 @@ func (w *omniWorld) step(r *rng) {
 		w.closer.start(w.shutdown)
 	case actInspect:
 		w.inspect(r.n(len(w.keys)), r.n(int(w.slots)), 1+r.n(4))
+		if w.jobRuns {
+			if _, ok := w.c.NextJob(); ok {
+				failf("two jobs run at once (O-33)")
+			}
+		}
 	case -1:
 		w.stuck()
 	}
@@ -381,6 +386,11 @@ func (w *omniWorld) finish(r *rng) {
 	}
 	if err := w.c.Free(); err != nil {
 		failf("Free: %v", err)
+	}
+	for page := 0; w.dev != nil && page < len(w.dev.pinned); page++ {
+		if w.dev.pinned[page] != nil {
+			failf("page %d is pinned when the cache is gone", page)
+		}
 	}
 }
 
