@@ -6,7 +6,6 @@ package main
 import "C"
 
 import (
-	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -19,7 +18,7 @@ import (
 // contextCache is what a handle of a coordinator stands for: core's state
 // machine, and what carries out its commands.
 type contextCache struct {
-	mu      sync.Mutex // serialises every call; shared with the manager's handle
+	mu      meteredMutex // serialises every call; shared with the manager's handle
 	c       *coordinator.Coordinator
 	manager handle
 	active  atomic.Int64 // requests; read by the tables without mu
@@ -37,6 +36,9 @@ type contextCache struct {
 	pinned        unsafe.Pointer // per request: lengths, slots, mapping
 	maxBatch      int
 	deviceMapping []uint64 // by core's place of the request
+
+	pinnedBytes int64 // of pinned, where it is page-locked
+	syncs       sharedWaits
 
 	args     admissionArgs
 	advances []coordinator.Advance
@@ -122,8 +124,12 @@ func (x *contextCache) open(options *C.pc_context_options, cfg *coordinator.Conf
 		}
 	}
 	x.stream = streamOn(x.dev, options.stream)
-	if x.pinned, err = x.dev.AllocHost(int64(payloads*x.maxBatch*int(final.MaxRequests)) * 4); err != nil {
+	bytes := int64(payloads*x.maxBatch*int(final.MaxRequests)) * 4
+	if x.pinned, err = x.dev.AllocHost(bytes); err != nil {
 		return err
+	}
+	if !x.dev.IsHost() {
+		x.pinnedBytes = bytes
 	}
 	return x.store.open(x.dev, x.stream, x.c)
 }
@@ -220,5 +226,8 @@ func pcgo_context_synchronize(h C.pc_handle) (st C.pc_status) {
 	// The wait may be long: others may look meanwhile. The handle stays held.
 	dev, stream := x.dev, x.stream
 	x.leave()
-	return fail(dev.Drain(stream))
+	began := gpu.Now()
+	err := dev.Drain(stream)
+	x.syncs.add(gpu.Now() - began)
+	return fail(err)
 }

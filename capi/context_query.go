@@ -128,9 +128,16 @@ func pcgo_context_get_metrics(ctx C.pc_handle, metrics *C.pc_context_metrics) (s
 	if err := structSize("metrics", unsafe.Pointer(metrics), metrics.struct_size, 8, 1<<16); err != nil {
 		return fail(err)
 	}
+	fill(metrics, metrics.struct_size, x.metrics())
+	return C.PC_OK
+}
+
+// metrics puts core's counters, and those of the device work, into the struct of the
+// header.
+func (x *contextCache) metrics() C.pc_context_metrics {
 	m := x.c.Metrics()
 	n := func(v int64) C.uint64_t { return C.uint64_t(v) }
-	fill(metrics, metrics.struct_size, C.pc_context_metrics{
+	out := C.pc_context_metrics{
 		poisoned: flag(x.c.Poisoned()), admitted_sequences: n(m.AdmittedSequences), hit_sequences: n(m.HitSequences),
 		media_aware_sequences: n(m.MediaAwareSequences), lookup_bypass_sequences: n(m.LookupBypassSequences),
 		forced_cold_sequences: n(m.ForcedColdSequences), standard_plans: n(m.StandardPlans),
@@ -141,9 +148,20 @@ func pcgo_context_get_metrics(ctx C.pc_handle, metrics *C.pc_context_metrics) (s
 		hybrid_restores: n(m.HybridRestores), hybrid_snapshot_pressure_skips: n(m.HybridPressureSkips),
 		hybrid_capture_synchronizations: n(m.HybridCaptureSyncs), spec_full_page_replays: n(m.SpecFullPageReplays),
 		spec_pair_publications: n(m.SpecPairPublications), planning_nanoseconds: n(m.PlanningNanoseconds),
-		quarantined_requests: n(m.QuarantinedRequests), active_requests: n(m.ActiveRequests),
-	})
-	return C.PC_OK
+		quarantined_requests: n(m.QuarantinedRequests), active_requests: n(m.ActiveRequests), active_requests_peak: n(m.ActiveRequestsPeak),
+		captured_bytes: n(x.store.captured), restored_bytes: n(x.store.restored), moved_bytes: n(x.store.moved), snapshot_bytes: n(x.store.bytes),
+		synchronizations: C.uint64_t(x.syncs.count.Load()), synchronization_nanoseconds: C.uint64_t(x.syncs.nanoseconds.Load()),
+		pinned_bytes: n(x.pinnedBytes),
+	}
+	for _, t := range x.tables {
+		if t != nil {
+			out.uploaded_bytes += n(t.sent)
+			out.upload_waits += C.uint64_t(t.waits.count.Load())
+			out.upload_wait_nanoseconds += C.uint64_t(t.waits.nanoseconds.Load())
+			out.pinned_bytes += n(t.pinned)
+		}
+	}
+	return out
 }
 
 // model converts a pc_model for the gate.

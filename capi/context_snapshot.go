@@ -21,6 +21,9 @@ type snapshotStore struct {
 	partialBytes   int64
 	recurrent      gpu.Addr // 0: none
 	partial        gpu.Addr
+	bytes          int64 // of both
+
+	captured, restored, moved int64 // bytes so far
 }
 
 // describe reads the layers of the base cache and fills the slot sizes in cfg.
@@ -110,8 +113,10 @@ func (s *snapshotStore) open(dev gpu.Device, stream gpu.Stream, c *coordinator.C
 	if s.recurrent, err = dev.Alloc(stream, int64(recurrent)*s.recurrentBytes); err != nil {
 		return err
 	}
+	s.bytes = int64(recurrent) * s.recurrentBytes
 	if partial > 0 {
 		s.partial, err = dev.Alloc(stream, int64(partial)*s.partialBytes)
+		s.bytes += int64(partial) * s.partialBytes
 	}
 	return err
 }
@@ -176,10 +181,21 @@ func (s *snapshotStore) moveRecurrent(dev gpu.Device, stream gpu.Stream, c *coor
 			if err != nil {
 				return err
 			}
+			s.count(c.Kind, part.bytes)
 			slot += gpu.Addr(part.bytes)
 		}
 	}
 	return nil
+}
+
+// count adds bytes that were copied for a command.
+func (s *snapshotStore) count(kind coordinator.CommandKind, bytes int64) {
+	switch kind {
+	case coordinator.CmdRestoreRecurrent, coordinator.CmdRestorePage:
+		s.restored += bytes
+	case coordinator.CmdCaptureRecurrent, coordinator.CmdCapturePage:
+		s.captured += bytes
+	}
 }
 
 // moveSlots moves live state to lower slots in ascending order, so that nothing is
@@ -189,7 +205,11 @@ func (s *snapshotStore) moveSlots(dev gpu.Device, stream gpu.Stream, oldToNew []
 		if base == 0 || bytes == 0 {
 			return nil
 		}
-		return dev.CopyOnDevice(stream, gpu.Addr(base)+gpu.Addr(int64(to)*bytes), gpu.Addr(base)+gpu.Addr(int64(from)*bytes), bytes)
+		err := dev.CopyOnDevice(stream, gpu.Addr(base)+gpu.Addr(int64(to)*bytes), gpu.Addr(base)+gpu.Addr(int64(from)*bytes), bytes)
+		if err == nil {
+			s.moved += bytes
+		}
+		return err
 	}
 	for old, to := range oldToNew {
 		if to < 0 || int(to) == old {
@@ -229,6 +249,7 @@ func (s *snapshotStore) movePage(dev gpu.Device, stream gpu.Stream, c *coordinat
 			if err := dev.CopyOnDevice(stream, dst, src, bytes); err != nil {
 				return err
 			}
+			s.count(c.Kind, bytes)
 			slot += gpu.Addr(a.PageStride)
 		}
 	}

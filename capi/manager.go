@@ -7,7 +7,6 @@ import "C"
 
 import (
 	"math/rand/v2"
-	"sync"
 	"unsafe"
 
 	"libprefixcache/core/coordinator"
@@ -18,7 +17,7 @@ import (
 // manager is what a handle of a manager stands for: one of its own, or the one
 // inside a coordinator, whose lock it then shares.
 type manager struct {
-	mu         *sync.Mutex
+	mu         *meteredMutex
 	m          *prefix.Manager
 	pageTokens uint64
 	keyed      bool
@@ -31,7 +30,7 @@ type manager struct {
 	req  prefix.AcquireRequest
 }
 
-func newManager(mu *sync.Mutex, m *prefix.Manager) *manager {
+func newManager(mu *meteredMutex, m *prefix.Manager) *manager {
 	// The upper half of an id is its generation, the lower its slot; a salt with
 	// all top bits set keeps a valid lease from ever becoming the zero handle.
 	return &manager{mu: mu, m: m, salt: rand.Uint64() | 3<<62 | 3<<30, pages: m.Capacity(prefix.BasePages) > 0, pageTokens: uint64(m.Config().PageTokens)}
@@ -159,7 +158,7 @@ func pcgo_manager_create(options *C.pc_manager_options, result *C.pc_handle) (st
 	if err != nil {
 		return fail(err)
 	}
-	m := newManager(new(sync.Mutex), core)
+	m := newManager(new(meteredMutex), core)
 	m.keyed = keyed
 	h, herr := handles.add(kindManager, m)
 	if herr != nil {

@@ -250,24 +250,33 @@ func pcgo_manager_get_stats(h C.pc_handle, stats *C.pc_manager_stats) (st C.pc_s
 	if err := structSize("stats", unsafe.Pointer(stats), stats.struct_size, 8, 1<<16); err != nil {
 		return fail(err)
 	}
+	fill(stats, stats.struct_size, m.stats())
+	return C.PC_OK
+}
+
+// stats puts core's counters into the struct of the header.
+func (m *manager) stats() C.pc_manager_stats {
 	n := m.m.Counters()
 	s := C.pc_manager_stats{
 		records: C.uint64_t(m.m.Records()), leases: C.uint64_t(m.m.Leases()), base_blocks: C.uint64_t(m.m.IndexedPages()), draft_blocks: C.uint64_t(m.m.DraftEntries()),
 		acquires: C.uint64_t(n.Acquires), infeasible: C.uint64_t(n.Infeasible),
 		evicted_records:    C.uint64_t(n.EvictedRecords),
 		stale_publications: C.uint64_t(n.StalePublishes), hash_collisions: C.uint64_t(n.HashCollisions),
+		query_tokens: C.uint64_t(n.QueryTokens), hit_tokens: C.uint64_t(n.HitTokens),
+		shortened_records: C.uint64_t(n.ShortenedRecords), leases_peak: C.uint64_t(n.LeasesPeak),
+		lock_waits: C.uint64_t(m.mu.waits), lock_wait_nanoseconds: C.uint64_t(m.mu.nanoseconds),
 	}
 	for i := range s.capacity {
 		s.capacity[i] = C.uint64_t(m.m.Capacity(prefix.Resource(i)))
 		s.free[i] = C.uint64_t(m.m.Free(prefix.Resource(i)))
 		s.active[i] = C.uint64_t(m.m.Active(prefix.Resource(i)))
 		s.reclaimed[i] = C.uint64_t(n.Reclaimed[i])
+		s.active_peak[i] = C.uint64_t(n.ActivePeak[i])
 	}
 	for i, count := range n.ReasonCount {
 		s.reasons[i] = C.uint64_t(count)
 	}
-	fill(stats, stats.struct_size, s)
-	return C.PC_OK
+	return s
 }
 
 //export pcgo_manager_check

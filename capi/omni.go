@@ -429,7 +429,7 @@ func pcgo_omni_get_stats(cache C.pc_handle, stats *C.pc_omni_stats) (st C.pc_sta
 	if err := structSize("stats", unsafe.Pointer(stats), stats.struct_size, 8, unsafe.Sizeof(*stats)); err != nil {
 		return fail(err)
 	}
-	fill(stats, stats.struct_size, omniStats(o.cache.Stats()))
+	fill(stats, stats.struct_size, o.stats())
 	return C.PC_OK
 }
 

@@ -28,6 +28,7 @@ type omniDevice struct {
 	looseOn gpu.Stream
 
 	regions []gpu.Region
+	watch   stopwatch
 	bound   bool // the committer's thread; nobody else looks
 }
 
@@ -42,7 +43,11 @@ func (d *omniDevice) Execute(list []omni.Command) error {
 	if err := d.settle(); err != nil {
 		return err
 	}
+	timed := list[0].Kind == omni.ReserveFrozen && d.watch.start(d.dev, list)
 	for i := range list {
+		if timed && list[i].Kind == omni.RecordFrozen {
+			timed = d.watch.mark(d.dev, 1, gpu.Stream(list[i].Stream))
+		}
 		if err := d.exec(&list[i]); err != nil {
 			if list[0].Kind == omni.ReserveFrozen {
 				d.loose, d.looseOn = true, gpu.Stream(list[0].Stream)
@@ -50,7 +55,18 @@ func (d *omniDevice) Execute(list []omni.Command) error {
 			}
 			return err
 		}
+		if timed {
+			switch list[i].Kind {
+			case omni.ReserveFrozen:
+				timed = d.watch.mark(d.dev, 0, gpu.Stream(list[i].Stream))
+			case omni.WaitFrozen:
+				timed = d.watch.mark(d.dev, 2, d.copies)
+			case omni.LandPage:
+				timed = d.watch.mark(d.dev, 3, d.copies)
+			}
+		}
 	}
+	d.watch.armed = d.watch.armed || timed
 	return nil
 }
 
@@ -197,6 +213,7 @@ func (d *omniDevice) close() (err error) {
 		d.freeEvent(&d.landed[i])
 	}
 	d.freeEvent(&d.marked)
+	d.watch.free(d)
 	first(twice(func() error { return d.dev.FreeStream(d.copies) }))
 	first(twice(d.dev.Close))
 	return err

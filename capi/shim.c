@@ -185,6 +185,10 @@ PCSHIM_FORWARD(omni_inspect,
 PCSHIM_FORWARD(omni_check, (pc_handle cache), (cache))
 PCSHIM_FORWARD(omni_fail_write, (pc_handle cache, uint64_t nth), (cache, nth))
 
+PCSHIM_FORWARD(metrics_text,
+               (const pc_metrics_source *sources, uint64_t num_sources, char *text, uint64_t space, uint64_t *size),
+               ((pc_metrics_source *)sources, num_sources, text, space, size))
+
 /* ------------------------------------------------------------- function table */
 
 PC_API const pc_api *pc_get_api(uint32_t version) {
@@ -272,6 +276,7 @@ PC_API const pc_api *pc_get_api(uint32_t version) {
         .context_sequence_pages = pc_context_sequence_pages,
         .context_sequence_tokens = pc_context_sequence_tokens,
         .context_get_metrics = pc_context_get_metrics,
+        .metrics_text = pc_metrics_text,
     };
     if (version == 0 || version > PC_ABI_VERSION) {
         static const char text[] = "version: this library has function tables 1 to " STRINGIFY(

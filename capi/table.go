@@ -28,6 +28,9 @@ type pageTable struct {
 	unmarked bool           // copies are on last that uploaded does not cover: a record failed
 	last     gpu.Stream     // of the last upload
 	commands []coordinator.Command
+	pinned   int64 // bytes of staging, where it is page-locked
+	sent     int64 // bytes so far
+	waits    sharedWaits
 	user     *contextCache // the coordinator that uses it, nil for none
 	closing  bool          // destroy has begun
 }
@@ -110,6 +113,9 @@ func (t *pageTable) open(flags C.uint32_t) (err error) {
 	if t.staging, err = t.dev.AllocHost(t.bytes()); err != nil {
 		return err
 	}
+	if !t.dev.IsHost() {
+		t.pinned = t.bytes()
+	}
 	t.uploaded, err = t.dev.NewEvent(0)
 	return err
 }
@@ -147,6 +153,7 @@ func (t *pageTable) exec(c *coordinator.Command, stream gpu.Stream) error {
 			return err
 		}
 		t.last, t.unmarked = stream, true
+		t.sent += n
 		return nil
 	case coordinator.CmdRecordUpload:
 		if err := t.dev.Record(t.uploaded, stream); err != nil {
@@ -161,6 +168,9 @@ func (t *pageTable) exec(c *coordinator.Command, stream gpu.Stream) error {
 // settle waits until staging is free (C-78). The event does not cover copies of an
 // upload that failed before its record, nor anything before the first one.
 func (t *pageTable) settle() error {
+	if (t.unmarked || t.recorded) && !t.dev.IsHost() { // which is never waited for
+		defer func(began int64) { t.waits.add(gpu.Now() - began) }(gpu.Now())
+	}
 	switch {
 	case t.unmarked:
 		if err := t.dev.Drain(t.last); err != nil {

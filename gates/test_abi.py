@@ -74,7 +74,7 @@ BREAKING = {
     ),
     "table: an entry is replaced by one of its type": ("(*omni_shutdown)(pc_handle cache);", "(*omni_check2)(pc_handle cache);"),
     "table: a new entry without a new version": ("\n} pc_api;", "\n    pc_status (*more)(pc_handle cache);\n} pc_api;"),
-    "version: of the table goes back": ("#define PC_ABI_VERSION 1u", "#define PC_ABI_VERSION 0u"),
+    "version: of the table goes back": ("#define PC_ABI_VERSION 2u", "#define PC_ABI_VERSION 1u"),
 }  # fmt: skip
 
 

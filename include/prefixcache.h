@@ -59,7 +59,7 @@ extern "C" {
 #define PC_VERSION_PATCH 0
 
 /* Number of the function table layout, for pc_get_api(). */
-#define PC_ABI_VERSION 1u
+#define PC_ABI_VERSION 2u
 
 /* ------------------------------------------------------------------ status */
 
@@ -438,6 +438,26 @@ PC_API pc_status pc_omni_materialize(pc_handle cache, uint64_t step, const pc_om
  */
 PC_API pc_status pc_omni_discard(pc_handle cache, uint64_t step);
 
+/* Copies of an omni cache, by where rows go. */
+enum {
+    PC_OMNI_COPY_CLONE = 0,  /* rows on a device to memory of the cache there */
+    PC_OMNI_COPY_D2H = 1,    /* from there to pinned memory */
+    PC_OMNI_COPY_GATHER = 2, /* prefix rows to results */
+    PC_OMNI_COPY_MERGE = 3,  /* new rows to results, in pc_omni_materialize */
+    PC_OMNI_COPY_SAVE = 4,   /* new rows of the host to the cache and, by the same loads, to dst */
+    PC_OMNI_COPY_COMMIT = 5  /* staged and deferred rows to where slots are */
+};
+
+/* What a call on an omni cache waited for. */
+enum {
+    PC_OMNI_WAIT_STEP = 0,    /* save: the former step's writes */
+    PC_OMNI_WAIT_STAGING = 1, /* save: a staging slot */
+    PC_OMNI_WAIT_BUDGET = 2,  /* save: memory under staging_bytes */
+    PC_OMNI_WAIT_READ = 3,    /* materialize: writes of rows that it reads */
+    PC_OMNI_WAIT_LANDING = 4, /* materialize: its step's copy from the device */
+    PC_OMNI_WAIT_LOCK = 5     /* any call: the cache's lock */
+};
+
 /* Counters since creation, and gauges (now). Bytes unless said otherwise. */
 typedef struct pc_omni_stats {
     uint32_t struct_size; /* in: sizeof(pc_omni_stats) */
@@ -465,6 +485,21 @@ typedef struct pc_omni_stats {
     uint64_t staged_bytes_peak;
     uint64_t reserved_bytes; /* gauge: address space */
     uint64_t keys;           /* gauge: visible keys */
+    uint64_t tokens_saved;   /* tokens of the steps, once each whatever the keys */
+    uint64_t reads_used;     /* planned reads (one hit, one key) that were given out */
+    uint64_t reads_dropped;  /* planned reads that were not: step discarded, or never asked for */
+    uint64_t live_requests_peak;
+    uint64_t unconsumed_steps_peak;
+    uint64_t staging_depth;         /* of the options */
+    uint64_t staging_bytes;         /* of the options */
+    uint64_t pinned_bytes;          /* gauge: of reserved_bytes, page-locked */
+    uint64_t queue_age_nanoseconds; /* gauge: the next write's wait for the background thread */
+    uint64_t queue_age_nanoseconds_peak;
+    uint64_t copied_bytes[8];     /* by PC_OMNI_COPY_* */
+    uint64_t timed_bytes[8];      /* of these, bytes of copies that were timed: large ones only */
+    uint64_t copy_nanoseconds[8]; /* what those took */
+    uint64_t waits[8];            /* by PC_OMNI_WAIT_* */
+    uint64_t wait_nanoseconds[8];
 } pc_omni_stats;
 
 /*
@@ -954,6 +989,13 @@ typedef struct pc_manager_stats {
     uint64_t stale_publications;
     uint64_t hash_collisions; /* candidates whose content was another: harmless */
     uint64_t reasons[16];     /* acquired leases by PC_REASON_* */
+    uint64_t query_tokens;    /* prompt tokens of acquired leases that looked for cached state */
+    uint64_t hit_tokens;      /* of these, tokens that need no computing */
+    uint64_t shortened_records;
+    uint64_t leases_peak;
+    uint64_t active_peak[4]; /* most slots that leases used at once */
+    uint64_t lock_waits;     /* calls that found the lock taken; of the coordinator, too */
+    uint64_t lock_wait_nanoseconds;
 } pc_manager_stats;
 
 /*
@@ -1566,6 +1608,17 @@ typedef struct pc_context_metrics {
     uint64_t planning_nanoseconds;
     uint64_t quarantined_requests; /* so far */
     uint64_t active_requests;      /* gauge: live and quarantined */
+    uint64_t active_requests_peak;
+    uint64_t uploaded_bytes; /* page table rows */
+    uint64_t captured_bytes; /* live state to snapshots */
+    uint64_t restored_bytes; /* snapshots to live state */
+    uint64_t moved_bytes;    /* pc_context_move_slots */
+    uint64_t upload_waits;   /* uploads that followed another one: for its copy to be done */
+    uint64_t upload_wait_nanoseconds;
+    uint64_t synchronizations; /* pc_context_synchronize */
+    uint64_t synchronization_nanoseconds;
+    uint64_t pinned_bytes;   /* gauge: page-locked host memory, tables included */
+    uint64_t snapshot_bytes; /* gauge: memory of the device */
 } pc_context_metrics;
 
 /*
@@ -1573,6 +1626,34 @@ typedef struct pc_context_metrics {
  * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED.
  */
 PC_API pc_status pc_context_get_metrics(pc_handle context, pc_context_metrics *metrics);
+
+/* ------------------------------------------------------------------ metrics */
+
+/* A label that the host adds to samples. Both UTF-8, terminated. */
+typedef struct pc_label {
+    const char *name;  /* [a-zA-Z_][a-zA-Z0-9_]*, not one of the library's own */
+    const char *value; /* anything; it is escaped */
+} pc_label;
+
+/* A cache whose metrics are wanted. */
+typedef struct pc_metrics_source {
+    pc_handle cache;        /* an omni cache, a coordinator (its manager included), or a manager */
+    const pc_label *labels; /* may be null when num_labels is 0 */
+    uint64_t num_labels;
+} pc_metrics_source;
+
+/*
+ * The statistics of caches and of the library as one page in the Prometheus text
+ * format, version 0.0.4. docs/metrics.md explains each metric. Slow enough for a
+ * scrape and no more; changes nothing.
+ *   sources, num_sources  caches; two of one kind must differ in a label. May be none
+ *   text, space           out: at most space - 1 bytes and a zero; may be null when space is 0
+ *   size                  out: bytes of the whole page without the zero; may be more
+ *                         by the next call
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_BAD_HANDLE.
+ */
+PC_API pc_status pc_metrics_text(const pc_metrics_source *sources, uint64_t num_sources, char *text, uint64_t space,
+                                 uint64_t *size);
 
 /* ----------------------------------------------------------- function table */
 
@@ -1691,6 +1772,9 @@ typedef struct pc_api {
     pc_status (*context_sequence_tokens)(pc_handle context, pc_handle request, uint32_t index, uint64_t first,
                                          int32_t *tokens, uint64_t space, uint64_t *num_tokens);
     pc_status (*context_get_metrics)(pc_handle context, pc_context_metrics *metrics);
+    /* from version 2 on */
+    pc_status (*metrics_text)(const pc_metrics_source *sources, uint64_t num_sources, char *text, uint64_t space,
+                              uint64_t *size);
 } pc_api;
 
 /*

@@ -106,6 +106,8 @@ const (
 	ReasonCheckpointShort               // a checkpoint was used, but attention pages match further
 	ReasonCheckpointLong                // the only checkpoint is as long as the prompt (C-47)
 	reasonCount
+
+	NumReasons = int(reasonCount)
 )
 
 var reasonNames = [...]string{"none", "bypass", "prompt-too-short", "extras-unknown", "first-block", "diverged", "full-input",

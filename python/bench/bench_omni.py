@@ -342,7 +342,9 @@ def pending_reads(report: Report, turns: int) -> None:
         return seconds
 
     free, busy, ratio = in_turns(turns, *jobs_of(engines, save), few=15)
-    report.at_most("64-request save, 16 pending reads", f"{busy * 1e6:10.0f} us, without {free * 1e6:9.0f} us", ratio, 1.1)
+    report.at_most(
+        "64-request save, 16 pending reads", f"{busy * 1e6:10.0f} us, without {free * 1e6:9.0f} us", ratio, 1.1
+    )
 
 
 def scatter(report: Report, turns: int) -> None:

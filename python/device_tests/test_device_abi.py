@@ -25,6 +25,7 @@ from abi import (
     SaveArgs,
     SlotState,
     error,
+    values,
 )
 
 ON_DEVICE = 1
@@ -98,7 +99,7 @@ class Cache:
     def stats(self):
         s = OmniStats(struct_size=ctypes.sizeof(OmniStats))
         assert self.lib.pc_omni_get_stats(self.handle, byref(s)) == OK
-        return {name: getattr(s, name) for name, _ in OmniStats._fields_}
+        return values(s)
 
     def inspect(self, key, slots):
         where = (ctypes.c_int64 * len(slots))(*slots)

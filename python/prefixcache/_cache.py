@@ -12,6 +12,7 @@ import struct
 import weakref
 from array import array
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from prefixcache import _ffi
 from prefixcache._batch import BatchLayout
@@ -137,11 +138,16 @@ class OmniCache:
     def shutdown(self) -> None:
         self._check(self.library.omni_shutdown(self.handle))
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         stats = _ffi.OmniStats()
         stats.struct_size = ctypes.sizeof(stats)
         self._check(self.library.omni_get_stats(self.handle, stats))
-        return {name: getattr(stats, name) for name in _ffi.OMNI_STATS}
+        out: dict[str, Any] = {name: getattr(stats, name) for name in _ffi.OMNI_STATS}
+        columns = zip(_ffi.OMNI_COPIES, stats.copied_bytes, stats.timed_bytes, stats.copy_nanoseconds)  # noqa: B905
+        out["copies"] = {name: {"bytes": n, "timed_bytes": t, "seconds": ns / 1e9} for name, n, t, ns in columns}
+        waits = zip(_ffi.OMNI_WAITS, stats.waits, stats.wait_nanoseconds)  # noqa: B905
+        out["waits"] = {name: {"count": n, "seconds": ns / 1e9} for name, n, ns in waits}
+        return out
 
     def _check(self, status: int) -> None:
         if status != OK:

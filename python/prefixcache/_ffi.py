@@ -28,7 +28,7 @@ from prefixcache._errors import OK, PrefixCacheLibraryError, error_of
 
 logger = logging.getLogger("prefixcache")
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 ENVIRONMENT_VARIABLE = "PREFIXCACHE_LIBRARY"
 FILE_NAME = "libprefixcache.so"
 
@@ -81,13 +81,35 @@ OMNI_STATS = (
     "staged_bytes_peak",
     "reserved_bytes",
     "keys",
+    "tokens_saved",
+    "reads_used",
+    "reads_dropped",
+    "live_requests_peak",
+    "unconsumed_steps_peak",
+    "staging_depth",
+    "staging_bytes",
+    "pinned_bytes",
+    "queue_age_nanoseconds",
+    "queue_age_nanoseconds_peak",
 )
+# Names of PC_OMNI_COPY_* and PC_OMNI_WAIT_*, as in docs/metrics.md.
+OMNI_COPIES = ("clone", "d2h", "gather", "merge", "save", "commit")
+OMNI_WAITS = ("step", "staging", "budget", "read", "landing", "lock")
 
 
 class OmniStats(ctypes.Structure):
     """pc_omni_stats."""
 
-    _fields_ = (("struct_size", c_uint32), ("reserved0", c_uint32), *((name, c_uint64) for name in OMNI_STATS))
+    _fields_ = (
+        ("struct_size", c_uint32),
+        ("reserved0", c_uint32),
+        *((name, c_uint64) for name in OMNI_STATS),
+        ("copied_bytes", c_uint64 * 8),
+        ("timed_bytes", c_uint64 * 8),
+        ("copy_nanoseconds", c_uint64 * 8),
+        ("waits", c_uint64 * 8),
+        ("wait_nanoseconds", c_uint64 * 8),
+    )
 
 
 class BufferStats(ctypes.Structure):
@@ -107,6 +129,18 @@ class SlotState(ctypes.Structure):
     """pc_omni_slot_state."""
 
     _fields_ = (("state", c_uint32), ("version", c_uint32), ("owner", c_uint64))
+
+
+class Label(ctypes.Structure):
+    """pc_label."""
+
+    _fields_ = (("name", c_char_p), ("value", c_char_p))
+
+
+class MetricsSource(ctypes.Structure):
+    """pc_metrics_source."""
+
+    _fields_ = (("cache", c_uint64), ("labels", POINTER(Label)), ("num_labels", c_uint64))
 
 
 LogFunction = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
@@ -132,6 +166,7 @@ _STATUS_FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "pc_omni_inspect": (c_uint64, c_uint32, c_void_p, c_size_t, c_void_p, c_void_p, c_uint64),
     "pc_omni_check": (c_uint64,),
     "pc_omni_fail_write": (c_uint64, c_uint64),
+    "pc_metrics_text": (c_void_p, c_uint64, c_void_p, c_uint64, POINTER(c_uint64)),
 }
 
 

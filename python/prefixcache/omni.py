@@ -296,9 +296,16 @@ class OmniPrefixCacheManager:
         """Wait for running work, drop what is pending, refuse further steps. Repeatable."""
         self._cache.shutdown()
 
-    def stats(self) -> dict[str, int]:
+    @property
+    def handle(self) -> int:
+        """pc_handle of the cache."""
+        return self._cache.handle
+
+    def stats(self) -> dict[str, Any]:
         """Counters since creation and gauges of now, by the names of ``pc_omni_stats``.
 
+        ``copies`` maps a direction to its bytes, the bytes of copies that were timed, and
+        the seconds that those took; ``waits`` a cause to its count and seconds.
         Not in the original. Any thread, also after shutdown.
         """
         return self._cache.stats()

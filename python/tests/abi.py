@@ -109,8 +109,24 @@ class OmniStats(ctypes.Structure):
             "staged_bytes_peak",
             "reserved_bytes",
             "keys",
+            "tokens_saved",
+            "reads_used",
+            "reads_dropped",
+            "live_requests_peak",
+            "unconsumed_steps_peak",
+            "staging_depth",
+            "staging_bytes",
+            "pinned_bytes",
+            "queue_age_nanoseconds",
+            "queue_age_nanoseconds_peak",
         )
     ]
+    _fields_ += [(n, u64 * 8) for n in ("copied_bytes", "timed_bytes", "copy_nanoseconds", "waits", "wait_nanoseconds")]
+
+
+def values(s):
+    """The fields of a struct by name; an array as a list, which can be compared."""
+    return {n: list(v) if isinstance(v := getattr(s, n), ctypes.Array) else v for n, _ in s._fields_}
 
 
 def load(path=LIBRARY):

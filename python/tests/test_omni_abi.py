@@ -26,6 +26,8 @@ STRUCTS = {
     "pc_omni_stats": _ffi.OmniStats,
     "pc_omni_slot_state": _ffi.SlotState,
     "pc_buffer_stats": _ffi.BufferStats,
+    "pc_label": _ffi.Label,
+    "pc_metrics_source": _ffi.MetricsSource,
 }
 
 

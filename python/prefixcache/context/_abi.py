@@ -152,6 +152,10 @@ class ManagerStats(ctypes.Structure):
         ("stale_publications", c_uint64),
         ("hash_collisions", c_uint64),
         ("reasons", c_uint64 * 16),
+        *_each(c_uint64, "query_tokens hit_tokens shortened_records leases_peak"),
+        ("active_peak", c_uint64 * 4),
+        ("lock_waits", c_uint64),
+        ("lock_wait_nanoseconds", c_uint64),
     )
 
 
@@ -360,7 +364,9 @@ _METRICS = _each(
     "standard_plans no_reusable_prefix_plans full_input_rewind_plans matched_tokens reused_tokens "
     "skipped_media_positions publication_attempts committed_publications existing_publications "
     "published_endpoints hybrid_restores hybrid_snapshot_pressure_skips hybrid_capture_synchronizations "
-    "spec_full_page_replays spec_pair_publications planning_nanoseconds quarantined_requests active_requests",
+    "spec_full_page_replays spec_pair_publications planning_nanoseconds quarantined_requests active_requests "
+    "active_requests_peak uploaded_bytes captured_bytes restored_bytes moved_bytes upload_waits "
+    "upload_wait_nanoseconds synchronizations synchronization_nanoseconds pinned_bytes snapshot_bytes",
 )
 METRICS = tuple(name for name, _ in _METRICS)
 

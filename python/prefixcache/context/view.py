@@ -165,8 +165,8 @@ class ManagerView:
     def metrics(self) -> dict[str, Any]:
         """Occupancy now and counters since creation.
 
-        ``pools`` maps the name of a pool to its capacity, free, active (used by leases)
-        and reclaimed (freed by evictions so far) slots; ``reasons`` the names of
+        ``pools`` maps the name of a pool to its capacity, free, active (used by leases),
+        active_peak and reclaimed (freed by evictions so far) slots; ``reasons`` the names of
         :class:`NoReuseReason` to the leases that had it.
         """
         s = self._stats()
@@ -182,10 +182,16 @@ class ManagerView:
                 "evicted_records",
                 "stale_publications",
                 "hash_collisions",
+                "query_tokens",
+                "hit_tokens",
+                "shortened_records",
+                "leases_peak",
+                "lock_waits",
+                "lock_wait_nanoseconds",
             )
         }
         out["pools"] = {
-            name: {key: getattr(s, key)[resource] for key in ("capacity", "free", "active", "reclaimed")}
+            name: {key: getattr(s, key)[resource] for key in ("capacity", "free", "active", "active_peak", "reclaimed")}
             for resource, name in POOL_NAMES.items()
         }
         out["reasons"] = {reason.name.lower(): s.reasons[reason] for reason in NoReuseReason}
