@@ -35,25 +35,37 @@ func slice[T any, N ~uint64 | ~int64](argument string, p unsafe.Pointer, n N) ([
 
 // disjoint checks that two outputs of n and m entries do not lie on each other:
 // the later one would silently replace the earlier.
-func disjoint[T any](first string, a *T, n uint64, second string, b *T, m uint64) *status.Error {
-	x, y, size := uintptr(unsafe.Pointer(a)), uintptr(unsafe.Pointer(b)), uint64(unsafe.Sizeof(*a))
-	if a == nil || b == nil || n == 0 || m == 0 || (x <= y && uint64(y-x) >= n*size) || (y <= x && uint64(x-y) >= m*size) {
+func disjoint[A, B any](first string, a *A, n uint64, second string, b *B, m uint64) *status.Error {
+	x, y := uintptr(unsafe.Pointer(a)), uintptr(unsafe.Pointer(b))
+	if a == nil || b == nil || n == 0 || m == 0 || (x <= y && uint64(y-x) >= n*uint64(unsafe.Sizeof(*a))) || (y <= x && uint64(x-y) >= m*uint64(unsafe.Sizeof(*b))) {
 		return nil
 	}
 	return status.New(status.InvalidArgument, "%s and %s: %#x and %#x overlap, expected outputs apart from each other", first, second, x, y)
 }
 
 // out checks an output pointer.
-func out(argument string, p unsafe.Pointer) *status.Error {
+func out[T any](argument string, p *T) *status.Error {
 	if p == nil {
 		return status.New(status.InvalidArgument, "%s: null, expected the address of an output", argument)
+	}
+	return aligned(argument, p)
+}
+
+// aligned refuses addresses that no compiler gives a T: the runtime ends the process when
+// it meets one while the collector runs.
+func aligned[T any](argument string, p *T) *status.Error {
+	if a := unsafe.Alignof(*p); uintptr(unsafe.Pointer(p))%a != 0 {
+		return status.New(status.InvalidArgument, "%s: address %#x is not aligned to %d bytes", argument, uintptr(unsafe.Pointer(p)), a)
 	}
 	return nil
 }
 
 // structSize checks the size a caller wrote into a struct it passes in. Larger
 // structs of a newer header are accepted only when what we do not know is zero.
-func structSize(argument string, p unsafe.Pointer, size C.uint32_t, minimum, known uintptr) *status.Error {
+func structSize[T any](argument string, p *T, size C.uint32_t, minimum, known uintptr) *status.Error {
+	if err := aligned(argument, p); err != nil {
+		return err
+	}
 	if uintptr(size) < minimum {
 		return status.New(status.Unsupported, "%s.struct_size: %d, expected at least %d (sizeof the struct in prefixcache.h)", argument, uint32(size), minimum)
 	}
@@ -61,7 +73,7 @@ func structSize(argument string, p unsafe.Pointer, size C.uint32_t, minimum, kno
 		return status.New(status.Unsupported, "%s.struct_size: %d, expected %d (was the struct zeroed and its struct_size set?)", argument, uint32(size), known)
 	}
 	for off := known; off < uintptr(size); off++ {
-		if *(*byte)(unsafe.Add(p, off)) != 0 {
+		if *(*byte)(unsafe.Add(unsafe.Pointer(p), off)) != 0 {
 			return status.New(status.Unsupported, "%s: byte %d is set, but this library knows only the first %d bytes: it is older than the host's header", argument, off, known)
 		}
 	}

@@ -24,10 +24,13 @@ func pcgo_buffer_acquire(bytes C.uint64_t, data *unsafe.Pointer, buffer *C.pc_ha
 	if bytes == 0 || bytes > maxBufferBytes {
 		return failNew(status.InvalidArgument, "bytes: %d, expected 1 to 2^46", uint64(bytes))
 	}
-	if err := out("data", unsafe.Pointer(data)); err != nil {
+	if err := out("data", data); err != nil {
 		return fail(err)
 	}
-	if err := out("buffer", unsafe.Pointer(buffer)); err != nil {
+	if err := out("buffer", buffer); err != nil {
+		return fail(err)
+	}
+	if err := disjoint("data", data, 1, "buffer", buffer, 1); err != nil {
 		return fail(err)
 	}
 	p, id, err := arena.Get(int64(bytes))
@@ -39,7 +42,9 @@ func pcgo_buffer_acquire(bytes C.uint64_t, data *unsafe.Pointer, buffer *C.pc_ha
 		_ = arena.Put(id)
 		return fail(aerr)
 	}
-	*data, *buffer = p, C.pc_handle(h)
+	// As a number: storing a pointer would make the collector look at the one that was
+	// there before, and the host may have left anything there.
+	*(*uintptr)(unsafe.Pointer(data)), *buffer = uintptr(p), C.pc_handle(h)
 	return C.PC_OK
 }
 
@@ -56,10 +61,10 @@ func pcgo_buffer_release(buffer C.pc_handle) (st C.pc_status) {
 //export pcgo_buffer_get_stats
 func pcgo_buffer_get_stats(stats *C.pc_buffer_stats) (st C.pc_status) {
 	defer guard(&st, nil)
-	if err := out("stats", unsafe.Pointer(stats)); err != nil {
+	if err := out("stats", stats); err != nil {
 		return fail(err)
 	}
-	if err := structSize("stats", unsafe.Pointer(stats), stats.struct_size, 8, unsafe.Sizeof(*stats)); err != nil {
+	if err := structSize("stats", stats, stats.struct_size, 8, unsafe.Sizeof(*stats)); err != nil {
 		return fail(err)
 	}
 	s := arena.Stats()

@@ -78,7 +78,7 @@ func clock() int64 { return int64(time.Since(processStart)) }
 //export pcgo_context_create
 func pcgo_context_create(options *C.pc_context_options, context *C.pc_handle) (st C.pc_status) {
 	defer guard(&st, nil)
-	if err := out("context", unsafe.Pointer(context)); err != nil {
+	if err := out("context", context); err != nil {
 		return fail(err)
 	}
 	x := &contextCache{}
@@ -195,7 +195,7 @@ func pcgo_context_manager(h C.pc_handle, manager *C.pc_handle) (st C.pc_status) 
 		return fail(serr)
 	}
 	defer x.leave()
-	if err := out("manager", unsafe.Pointer(manager)); err != nil {
+	if err := out("manager", manager); err != nil {
 		return fail(err)
 	}
 	*manager = C.pc_handle(x.manager)

@@ -20,7 +20,7 @@ func (x *contextCache) config(o *C.pc_context_options) (*coordinator.Config, err
 	if o == nil {
 		return nil, status.New(status.InvalidArgument, "options: null, expected a pc_context_options")
 	}
-	if err := structSize("options", unsafe.Pointer(o), o.struct_size, unsafe.Sizeof(*o), unsafe.Sizeof(*o)); err != nil {
+	if err := structSize("options", o, o.struct_size, unsafe.Sizeof(*o), unsafe.Sizeof(*o)); err != nil {
 		return nil, err
 	}
 	if o.flags&^contextFlags != 0 {

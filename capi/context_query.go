@@ -27,10 +27,10 @@ func pcgo_context_get_request(ctx, request C.pc_handle, info *C.pc_request_info)
 		return fail(serr)
 	}
 	defer x.leave()
-	if err := out("info", unsafe.Pointer(info)); err != nil {
+	if err := out("info", info); err != nil {
 		return fail(err)
 	}
-	if err := structSize("info", unsafe.Pointer(info), info.struct_size, 8, 1<<16); err != nil {
+	if err := structSize("info", info, info.struct_size, 8, 1<<16); err != nil {
 		return fail(err)
 	}
 	r, err := x.c.Request(coordinator.Handle(request))
@@ -52,10 +52,10 @@ func pcgo_context_get_sequence(ctx, request C.pc_handle, index C.uint32_t, info 
 		return fail(serr)
 	}
 	defer x.leave()
-	if err := out("info", unsafe.Pointer(info)); err != nil {
+	if err := out("info", info); err != nil {
 		return fail(err)
 	}
-	if err := structSize("info", unsafe.Pointer(info), info.struct_size, 8, 1<<16); err != nil {
+	if err := structSize("info", info, info.struct_size, 8, 1<<16); err != nil {
 		return fail(err)
 	}
 	s, err := x.c.Sequence(coordinator.Handle(request), int(index))
@@ -96,7 +96,7 @@ func pcgo_context_sequence_tokens(ctx, request C.pc_handle, index C.uint32_t, fi
 		return fail(serr)
 	}
 	defer x.leave()
-	if err := out("num_tokens", unsafe.Pointer(num)); err != nil {
+	if err := out("num_tokens", num); err != nil {
 		return fail(err)
 	}
 	s, err := x.c.Sequence(coordinator.Handle(request), int(index))
@@ -122,10 +122,10 @@ func pcgo_context_get_metrics(ctx C.pc_handle, metrics *C.pc_context_metrics) (s
 		return fail(serr)
 	}
 	defer x.leave()
-	if err := out("metrics", unsafe.Pointer(metrics)); err != nil {
+	if err := out("metrics", metrics); err != nil {
 		return fail(err)
 	}
-	if err := structSize("metrics", unsafe.Pointer(metrics), metrics.struct_size, 8, 1<<16); err != nil {
+	if err := structSize("metrics", metrics, metrics.struct_size, 8, 1<<16); err != nil {
 		return fail(err)
 	}
 	fill(metrics, metrics.struct_size, x.metrics())
@@ -203,13 +203,13 @@ func model(name string, in *C.pc_model) (m coordinator.Model, err error) {
 //export pcgo_context_validate_deployment
 func pcgo_context_validate_deployment(in *C.pc_deployment, kind *C.uint32_t) (st C.pc_status) {
 	defer guard(&st, nil)
-	if err := out("kind", unsafe.Pointer(kind)); err != nil {
+	if err := out("kind", kind); err != nil {
 		return fail(err)
 	}
 	if in == nil {
 		return failNew(status.InvalidArgument, "deployment: null, expected a pc_deployment")
 	}
-	if err := structSize("deployment", unsafe.Pointer(in), in.struct_size, unsafe.Sizeof(*in), unsafe.Sizeof(*in)); err != nil {
+	if err := structSize("deployment", in, in.struct_size, unsafe.Sizeof(*in), unsafe.Sizeof(*in)); err != nil {
 		return fail(err)
 	}
 	for _, v := range in.reserved {

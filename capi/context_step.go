@@ -22,18 +22,21 @@ func pcgo_context_begin(ctx C.pc_handle, admission *C.pc_admission, starts *C.pc
 		return fail(serr)
 	}
 	defer x.leave()
-	if err := out("starts", unsafe.Pointer(starts)); err != nil {
+	if err := out("starts", starts); err != nil {
 		return fail(err)
 	}
-	if err := out("request", unsafe.Pointer(request)); err != nil {
+	if err := out("request", request); err != nil {
 		return fail(err)
 	}
+	defer x.args.forget()
 	a, serr := x.args.convert(admission, int32(x.maxBatch))
 	if serr != nil {
 		return fail(serr)
 	}
+	if err := disjoint("starts", starts, uint64(admission.num_sequences), "request", request, 1); err != nil {
+		return fail(err)
+	}
 	h, err := x.c.Begin(a, uint64(admission.stream))
-	x.args.forget()
 	if err != nil {
 		return fail(err)
 	}
@@ -86,7 +89,7 @@ func (x *contextCache) advance(a *C.pc_advance, decode bool) (common, publishabl
 	if a == nil {
 		return nil, nil, status.New(status.InvalidArgument, "advance: null, expected a pc_advance")
 	}
-	if serr = structSize("advance", unsafe.Pointer(a), a.struct_size, unsafe.Sizeof(*a), unsafe.Sizeof(*a)); serr != nil {
+	if serr = structSize("advance", a, a.struct_size, unsafe.Sizeof(*a), unsafe.Sizeof(*a)); serr != nil {
 		return nil, nil, serr
 	}
 	for _, v := range a.reserved {

@@ -45,10 +45,10 @@ func (x *contextCache) fillPayload(h coordinator.Handle, which int, values []int
 
 // checkWork checks the output that every step has.
 func checkWork(work *C.pc_work) *status.Error {
-	if err := out("work", unsafe.Pointer(work)); err != nil {
+	if err := out("work", work); err != nil {
 		return err
 	}
-	if err := structSize("work", unsafe.Pointer(work), work.struct_size, unsafe.Sizeof(*work), 1<<16); err != nil {
+	if err := structSize("work", work, work.struct_size, unsafe.Sizeof(*work), 1<<16); err != nil {
 		return err
 	}
 	work.count = 0
@@ -123,7 +123,8 @@ func (x *contextCache) handOut(h coordinator.Handle, work *C.pc_work) {
 		default:
 			return
 		}
-		work.items[work.count] = item
+		// As bytes, for the reason that buffers.go has.
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(&work.items[work.count])), unsafe.Sizeof(item)), unsafe.Slice((*byte)(unsafe.Pointer(&item)), unsafe.Sizeof(item)))
 		work.count++
 		x.handed++
 	}

@@ -108,13 +108,13 @@ func recordLimit(v C.int32_t) (int32, *status.Error) {
 //export pcgo_manager_create
 func pcgo_manager_create(options *C.pc_manager_options, result *C.pc_handle) (st C.pc_status) {
 	defer guard(&st, nil)
-	if err := out("manager", unsafe.Pointer(result)); err != nil {
+	if err := out("manager", result); err != nil {
 		return fail(err)
 	}
 	if options == nil {
 		return failNew(status.InvalidArgument, "options: null, expected a pc_manager_options")
 	}
-	if err := structSize("options", unsafe.Pointer(options), options.struct_size, unsafe.Sizeof(*options), unsafe.Sizeof(*options)); err != nil {
+	if err := structSize("options", options, options.struct_size, unsafe.Sizeof(*options), unsafe.Sizeof(*options)); err != nil {
 		return fail(err)
 	}
 	if options.flags&^managerFlags != 0 {
@@ -208,12 +208,18 @@ func pcgo_manager_acquire(h C.pc_handle, mode, lookup C.uint32_t, sequence *C.pc
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
-	return m.acquire(mode, lookup, sequence, plan, basePages, numBase, draftPages, numDraft, lease)
+	st = m.acquire(mode, lookup, sequence, plan, basePages, numBase, draftPages, numDraft, lease)
+	m.forget()
+	return st
 }
+
+// forget drops what points into the host's memory, which the host may give back:
+// the collector must not find such a pointer, refused calls included.
+func (m *manager) forget() { m.req = prefix.AcquireRequest{} }
 
 func (m *manager) acquire(mode, lookup C.uint32_t, sequence *C.pc_sequence, plan *C.pc_plan,
 	basePages *C.int32_t, numBase C.uint64_t, draftPages *C.int32_t, numDraft C.uint64_t, lease *C.pc_handle) C.pc_status {
-	if err := out("lease", unsafe.Pointer(lease)); err != nil {
+	if err := out("lease", lease); err != nil {
 		return fail(err)
 	}
 	if err := m.plan(mode, lookup, sequence, plan); err != nil {
@@ -234,11 +240,19 @@ func (m *manager) acquire(mode, lookup C.uint32_t, sequence *C.pc_sequence, plan
 	if err == nil {
 		err = disjoint("base_pages", basePages, uint64(len(base)), "draft_pages", draftPages, uint64(len(draft)))
 	}
+	if err == nil { // a lease that was written over could never be released
+		err = disjoint("lease", lease, 1, "plan", plan, 1)
+	}
+	if err == nil {
+		err = disjoint("lease", lease, 1, "base_pages", basePages, uint64(len(base)))
+	}
+	if err == nil {
+		err = disjoint("lease", lease, 1, "draft_pages", draftPages, uint64(len(draft)))
+	}
 	if err != nil {
 		return fail(err)
 	}
 	res, aerr := m.m.Acquire(&m.req)
-	m.req = prefix.AcquireRequest{} // it points into the host's memory, which the host may give back
 	if aerr != nil {
 		return fail(aerr)
 	}
@@ -265,10 +279,10 @@ func (m *manager) plan(mode, lookup C.uint32_t, sequence *C.pc_sequence, plan *C
 	if lookup > C.PC_LOOKUP_BYPASS {
 		return status.New(status.InvalidArgument, "lookup: %d, expected PC_LOOKUP_USE_CACHE (0) or PC_LOOKUP_BYPASS (1)", uint32(lookup))
 	}
-	if err := out("plan", unsafe.Pointer(plan)); err != nil {
+	if err := out("plan", plan); err != nil {
 		return err
 	}
-	if err := structSize("plan", unsafe.Pointer(plan), plan.struct_size, unsafe.Sizeof(*plan), 1<<16); err != nil {
+	if err := structSize("plan", plan, plan.struct_size, unsafe.Sizeof(*plan), 1<<16); err != nil {
 		return err
 	}
 	m.req = prefix.AcquireRequest{Mode: prefix.Mode(mode), Policy: prefix.LookupPolicy(lookup), NoAttention: mode == C.PC_PLAN_HYBRID && !m.pages}
@@ -361,7 +375,7 @@ func checkPublication(p *C.pc_publication) *status.Error {
 	if p == nil {
 		return nil
 	}
-	return structSize("publication", unsafe.Pointer(p), p.struct_size, unsafe.Sizeof(*p), 1<<16)
+	return structSize("publication", p, p.struct_size, unsafe.Sizeof(*p), 1<<16)
 }
 
 func published(p *C.pc_publication, res prefix.PublishResult, err error) C.pc_status {

@@ -24,11 +24,11 @@ func pcgo_manager_lookup(h C.pc_handle, mode C.uint32_t, sequence *C.pc_sequence
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
+	defer m.forget()
 	if err := m.plan(mode, C.PC_LOOKUP_USE_CACHE, sequence, plan); err != nil {
 		return fail(err)
 	}
 	p, err := m.m.Plan(&m.req)
-	m.req = prefix.AcquireRequest{}
 	if err != nil {
 		return fail(err)
 	}
@@ -60,7 +60,7 @@ func window[T any](argument string, p unsafe.Pointer, space C.uint64_t, first C.
 }
 
 func (m *manager) leasePages(id prefix.LeaseID, model C.uint32_t, first C.uint64_t, pages *C.int32_t, space C.uint64_t, num *C.uint64_t) error {
-	if err := out("num_pages", unsafe.Pointer(num)); err != nil {
+	if err := out("num_pages", num); err != nil {
 		return err
 	}
 	pool, serr := pagePool(model)
@@ -150,7 +150,7 @@ func pcgo_manager_records(h C.pc_handle, records *C.pc_record, space C.uint64_t,
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
-	if err := out("num_records", unsafe.Pointer(num)); err != nil {
+	if err := out("num_records", num); err != nil {
 		return fail(err)
 	}
 	room, serr := window[C.pc_record]("records", unsafe.Pointer(records), space, 0, m.m.Records())
@@ -185,7 +185,7 @@ func pcgo_manager_record_pages(h C.pc_handle, record C.uint64_t, model C.uint32_
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
-	if err := out("num_pages", unsafe.Pointer(num)); err != nil {
+	if err := out("num_pages", num); err != nil {
 		return fail(err)
 	}
 	pool, serr := pagePool(model)
@@ -244,10 +244,10 @@ func pcgo_manager_get_stats(h C.pc_handle, stats *C.pc_manager_stats) (st C.pc_s
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
-	if err := out("stats", unsafe.Pointer(stats)); err != nil {
+	if err := out("stats", stats); err != nil {
 		return fail(err)
 	}
-	if err := structSize("stats", unsafe.Pointer(stats), stats.struct_size, 8, 1<<16); err != nil {
+	if err := structSize("stats", stats, stats.struct_size, 8, 1<<16); err != nil {
 		return fail(err)
 	}
 	fill(stats, stats.struct_size, m.stats())
@@ -298,7 +298,7 @@ func pcgo_manager_dump(h C.pc_handle, text *C.char, space C.uint64_t, size *C.ui
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
-	if err := out("size", unsafe.Pointer(size)); err != nil {
+	if err := out("size", size); err != nil {
 		return fail(err)
 	}
 	room, serr := slice[byte]("text", unsafe.Pointer(text), space)

@@ -6,8 +6,6 @@ package main
 import "C"
 
 import (
-	"unsafe"
-
 	"libprefixcache/core/prefix"
 	"libprefixcache/core/status"
 )
@@ -23,10 +21,10 @@ func pcgo_manager_reserve(h, lease C.pc_handle, needPartial C.uint32_t, recurren
 	if needPartial > 1 {
 		return failNew(status.InvalidArgument, "need_partial: %d, expected 0 or 1", uint32(needPartial))
 	}
-	if err := out("recurrent_slot", unsafe.Pointer(recurrent)); err != nil {
+	if err := out("recurrent_slot", recurrent); err != nil {
 		return fail(err)
 	}
-	if err := out("partial_slot", unsafe.Pointer(partial)); err != nil {
+	if err := out("partial_slot", partial); err != nil {
 		return fail(err)
 	}
 	if err := disjoint("recurrent_slot", recurrent, 1, "partial_slot", partial, 1); err != nil {

@@ -61,13 +61,13 @@ const (
 //export pcgo_omni_create
 func pcgo_omni_create(in *C.pc_omni_options, cache *C.pc_handle) (st C.pc_status) {
 	defer guard(&st, nil)
-	if err := out("cache", unsafe.Pointer(cache)); err != nil {
+	if err := out("cache", cache); err != nil {
 		return fail(err)
 	}
 	if in == nil {
 		return failNew(status.InvalidArgument, "options: null, expected a pc_omni_options")
 	}
-	if err := structSize("options", unsafe.Pointer(in), in.struct_size, unsafe.Offsetof(in.warm_bytes), unsafe.Sizeof(*in)); err != nil {
+	if err := structSize("options", in, in.struct_size, unsafe.Offsetof(in.warm_bytes), unsafe.Sizeof(*in)); err != nil {
 		return fail(err)
 	}
 	options := options(in, in.struct_size)
@@ -255,7 +255,7 @@ func pcgo_omni_open_key(cache C.pc_handle, name *C.char, nameSize C.size_t, rowB
 	if schedule > C.PC_OMNI_JOIN_ON_FINISH {
 		return failNew(status.InvalidArgument, "schedule: %d, expected PC_OMNI_JOIN_NEXT_STEP (0) or PC_OMNI_JOIN_ON_FINISH (1)", uint32(schedule))
 	}
-	if err := out("key", unsafe.Pointer(key)); err != nil {
+	if err := out("key", key); err != nil {
 		return fail(err)
 	}
 	if err := o.lockEngine(); err != nil {
@@ -297,6 +297,7 @@ func pcgo_omni_step_begin(cache C.pc_handle, finished *C.uint64_t, numFinished C
 	}
 	defer o.engine.Unlock()
 	o.arrivals = o.arrivals[:0]
+	defer func() { clear(o.arrivals) }() // keeps no address of the caller
 	for i := range in {
 		a := &in[i]
 		if a.hit_tokens < 0 {
@@ -308,9 +309,7 @@ func pcgo_omni_step_begin(cache C.pc_handle, finished *C.uint64_t, numFinished C
 		}
 		o.arrivals = append(o.arrivals, omni.NewRequest{Request: uint64(a.request), HitTokens: int64(a.hit_tokens), Blocks: blocks})
 	}
-	berr := o.cache.StepBegin(done, o.arrivals, accepted)
-	clear(o.arrivals) // keeps no address of the caller
-	return fail(berr)
+	return fail(o.cache.StepBegin(done, o.arrivals, accepted))
 }
 
 //export pcgo_omni_save
@@ -323,7 +322,7 @@ func pcgo_omni_save(cache C.pc_handle, args *C.pc_omni_save_args) (st C.pc_statu
 	if args == nil {
 		return failNew(status.InvalidArgument, "args: null, expected a pc_omni_save_args")
 	}
-	if err := structSize("args", unsafe.Pointer(args), args.struct_size, unsafe.Sizeof(*args), unsafe.Sizeof(*args)); err != nil {
+	if err := structSize("args", args, args.struct_size, unsafe.Sizeof(*args), unsafe.Sizeof(*args)); err != nil {
 		return fail(err)
 	}
 	if args.flags != 0 {
@@ -423,10 +422,10 @@ func pcgo_omni_get_stats(cache C.pc_handle, stats *C.pc_omni_stats) (st C.pc_sta
 		return fail(err)
 	}
 	defer guard(&st, e)
-	if err := out("stats", unsafe.Pointer(stats)); err != nil {
+	if err := out("stats", stats); err != nil {
 		return fail(err)
 	}
-	if err := structSize("stats", unsafe.Pointer(stats), stats.struct_size, 8, unsafe.Sizeof(*stats)); err != nil {
+	if err := structSize("stats", stats, stats.struct_size, 8, unsafe.Sizeof(*stats)); err != nil {
 		return fail(err)
 	}
 	fill(stats, stats.struct_size, o.stats())

@@ -55,13 +55,13 @@ func (t *pageTable) bytes() int64    { return int64(t.t.MaxBatch()) * t.rowBytes
 //export pcgo_table_create
 func pcgo_table_create(options *C.pc_table_options, table *C.pc_handle) (st C.pc_status) {
 	defer guard(&st, nil)
-	if err := out("table", unsafe.Pointer(table)); err != nil {
+	if err := out("table", table); err != nil {
 		return fail(err)
 	}
 	if options == nil {
 		return failNew(status.InvalidArgument, "options: null, expected a pc_table_options")
 	}
-	if err := structSize("options", unsafe.Pointer(options), options.struct_size, unsafe.Sizeof(*options), unsafe.Sizeof(*options)); err != nil {
+	if err := structSize("options", options, options.struct_size, unsafe.Sizeof(*options), unsafe.Sizeof(*options)); err != nil {
 		return fail(err)
 	}
 	if options.flags&^C.PC_HOST_MEMORY != 0 {
@@ -339,7 +339,7 @@ func pcgo_table_get_row(h C.pc_handle, slot C.int32_t, row *C.int32_t) (st C.pc_
 		return fail(serr)
 	}
 	defer t.mu.Unlock()
-	if err := out("row", unsafe.Pointer(row)); err != nil {
+	if err := out("row", row); err != nil {
 		return fail(err)
 	}
 	if slot < 0 || int32(slot) >= t.t.MaxBatch() {
@@ -357,10 +357,10 @@ func pcgo_table_get_info(h C.pc_handle, info *C.pc_table_info) (st C.pc_status) 
 		return fail(serr)
 	}
 	defer t.mu.Unlock()
-	if err := out("info", unsafe.Pointer(info)); err != nil {
+	if err := out("info", info); err != nil {
 		return fail(err)
 	}
-	if err := structSize("info", unsafe.Pointer(info), info.struct_size, 8, 1<<16); err != nil {
+	if err := structSize("info", info, info.struct_size, 8, 1<<16); err != nil {
 		return fail(err)
 	}
 	v := C.pc_table_info{max_batch: C.int32_t(t.t.MaxBatch()), row_width: C.int32_t(t.t.Width()), num_pages: C.int32_t(t.t.Pages()),
