@@ -18,7 +18,7 @@ import (
 //export pcgo_metrics_text
 func pcgo_metrics_text(sources *C.pc_metrics_source, num C.uint64_t, text *C.char, space C.uint64_t, size *C.uint64_t) (st C.pc_status) {
 	defer guard(&st, nil)
-	if err := out("size", unsafe.Pointer(size)); err != nil {
+	if err := out("size", size); err != nil {
 		return fail(err)
 	}
 	room, err := slice[byte]("text", unsafe.Pointer(text), space)
