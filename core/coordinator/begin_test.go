@@ -37,6 +37,13 @@ func TestNew_RefusesWhatDoesNotFitTogether(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v: %v", kind, err)
 		}
+		c = good(kind)
+		if kind != KindPureRecurrent {
+			c.TokensPerPage, c.MaxRequests = 0, 0
+			if _, err := New(c); err != nil {
+				t.Errorf("%v: 0 does not stand for the defaults: %v", kind, err)
+			}
+		}
 		r, p := got.SnapshotCounts()
 		if want := [2]int32{[]int32{0, 10, 10, 0}[kind], []int32{0, 5, 0, 0}[kind]}; [2]int32{r, p} != want {
 			t.Errorf("%v: %d recurrent and %d partial slots, want %v", kind, r, p, want)
@@ -53,6 +60,10 @@ func TestNew_RefusesWhatDoesNotFitTogether(t *testing.T) {
 		"kind":                   {KindVanilla, func(c *Config) { c.Kind = 4 }},
 		"records":                {KindVanilla, func(c *Config) { c.MaxRecords = -1 }},
 		"requests":               {KindVanilla, func(c *Config) { c.MaxRequests = -1 }},
+		"tokens per page":        {KindVanilla, func(c *Config) { c.TokensPerPage = -1 }},
+		"batch":                  {KindVanilla, func(c *Config) { c.MaxBatch = 0 }},
+		"negative future tokens": {KindVanilla, func(c *Config) { c.FutureTokens = -1 }},
+		"zero-byte partial slot": {KindHybrid, func(c *Config) { c.PartialSlotBytes = 0 }},
 		"vanilla with draft":     {KindVanilla, func(c *Config) { c.Draft = &CacheResources{} }},
 		"pool against table":     {KindVanilla, func(c *Config) { c.Base.Pages = 8 }},
 		"batch against cache":    {KindVanilla, func(c *Config) { c.Base.MaxBatch = 3 }},

@@ -136,6 +136,7 @@ func TestC95_CompleteChecksEverythingFirst(t *testing.T) {
 		"EAGLE: common missing": {KindEAGLE, []Advance{{one, 7}, {one, 6}}, nil, nil},
 		"EAGLE: beyond pages":   {KindEAGLE, []Advance{{one, 7}, {make([]int32, 20), 25}}, nil, []int32{6, 5}},
 		"EAGLE: slot beyond":    {KindEAGLE, []Advance{{one, 7}, {one, 6}}, []int32{2}, []int32{6, 5}},
+		"EAGLE: draft pages":    {KindEAGLE, []Advance{{one, 7}, {make([]int32, 9), 14}}, nil, []int32{6, 14}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, c.kind)

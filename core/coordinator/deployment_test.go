@@ -68,6 +68,10 @@ func TestDeploymentGate_Rejects(t *testing.T) {
 		"KV configs":                {plain, func(d *Deployment) { d.Base.KV = d.Base.KV[:1] }},
 		"KV config of zero":         {plain, func(d *Deployment) { d.Base.KV[1].Heads = 0 }},
 		"layer kind":                {plain, func(d *Deployment) { d.Base.Layers[1] = 9 }},
+		"tokens per page":           {plain, func(d *Deployment) { d.TokensPerPage = -1 }},
+		"capacity":                  {plain, func(d *Deployment) { d.Base.Capacity = 0 }},
+		"draft does not hold":       {eagleDeployment, func(d *Deployment) { d.Draft.KVPages = 0 }},
+		"draft without attention":   {eagleDeployment, func(d *Deployment) { d.Draft = &Model{EAGLE: true, MaxBatch: 1, Layers: []LayerKind{LayerStateless}} }},
 		"max batch":                 {plain, func(d *Deployment) { d.Base.MaxBatch = 0 }},
 		"pool one page short":       {plain, func(d *Deployment) { d.Base.KVPages = 11 }},
 		"pool too large":            {plain, func(d *Deployment) { d.Base.KVPages = math.MaxInt32/2 + 1 }},
@@ -125,8 +129,21 @@ func TestSnapshot_Sizes(t *testing.T) {
 		_, err := SnapshotSlots(a[0], a[1])
 		wantCode(t, err, status.InvalidArgument)
 	}
+	for size, types := range map[int64][]DType{1: {DTypeFP8, DTypeINT8}, 2: {DTypeFP16, DTypeBF16}, 4: {DTypeFP32}, 0: {-1, 5}} {
+		for _, d := range types {
+			if d.Size() != size {
+				t.Errorf("type %d has %d bytes, want %d", d, d.Size(), size)
+			}
+		}
+	}
+	_, err := RecurrentSlotBytes(-1, &schema)
+	wantCode(t, err, status.InvalidArgument)
+	untyped := schema
+	untyped.ConvType = 9
+	_, err = RecurrentSlotBytes(1, &untyped)
+	wantCode(t, err, status.InvalidArgument)
 	schema.Heads, schema.HeadDim, schema.StateSize = math.MaxInt32, math.MaxInt32, math.MaxInt32
-	_, err := RecurrentSlotBytes(1, &schema)
+	_, err = RecurrentSlotBytes(1, &schema)
 	wantCode(t, err, status.InvalidArgument)
 	_, err = PartialSlotBytes(math.MaxInt32, []KVLayer{{math.MaxInt32, math.MaxInt32}}, DTypeFP16)
 	wantCode(t, err, status.InvalidArgument)
@@ -154,6 +171,7 @@ func TestSnapshot_LayoutDriftIsAnError(t *testing.T) {
 		"layer missing":             func(d *SnapshotLayout) { d.Attention = nil },
 		"state stride":              func(d *SnapshotLayout) { d.Recurrent[0].StateStride++ },
 		"conv null":                 func(d *SnapshotLayout) { d.Recurrent[0].Conv = 0 },
+		"state type":                func(d *SnapshotLayout) { d.Schema.StateType = 9 },
 		"slots":                     func(d *SnapshotLayout) { d.Recurrent[0].Slots = 3 },
 		"KV type":                   func(d *SnapshotLayout) { d.KVType = 99 },
 	} {

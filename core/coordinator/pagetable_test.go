@@ -46,7 +46,7 @@ func wantCode(t *testing.T, err error, code status.Code) {
 }
 
 func TestPageTable_ConstructionAndIdentity(t *testing.T) {
-	for _, a := range [][3]int32{{0, 1, 1}, {1, 0, 1}, {1, 1, 0}, {-1, 1, 1}, {1, 1, math.MaxInt32/2 + 1}} {
+	for _, a := range [][3]int32{{0, 1, 1}, {1, 0, 1}, {1, 1, 0}, {-1, 1, 1}, {1, 1, math.MaxInt32/2 + 1}, {1 << 15, 1 << 15, 1}} {
 		_, err := NewPageTable(a[0], a[1], a[2])
 		wantCode(t, err, status.InvalidArgument)
 	}
@@ -108,6 +108,32 @@ func TestC72_SetRowsChecksAllBeforeAnyChange(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestPageTable_NoRowsAreNoChange(t *testing.T) {
+	table, m := newTable(t, 2, 2, 9)
+	m.apply(t, table)
+	if err := table.SetRows(nil); err != nil || len(m.apply(t, table)) != 0 {
+		t.Errorf("no updates: %v, or something is uploaded", err)
+	}
+	wantCode(t, table.AppendRow(0, []int32{9}), status.InvalidArgument)
+	if table.RowLength(0) != 0 || len(m.apply(t, table)) != 0 {
+		t.Error("a refused page left a trace")
+	}
+}
+
+// "Same slot twice" is found with a stamp for each call. When it wraps, a slot that was
+// set 2^32 calls ago must not count as set by this one.
+func TestC72_TheStampOfACallWraps(t *testing.T) {
+	table, _ := newTable(t, 4, 3, 9)
+	if err := table.SetRows([]RowUpdate{{1, []int32{2}}}); err != nil { // stamp 1
+		t.Fatal(err)
+	}
+	table.stamp = math.MaxUint32
+	if err := table.SetRows([]RowUpdate{{1, []int32{3}}}); err != nil {
+		t.Errorf("slot 1 was set twice? %v", err)
+	}
+	wantCode(t, table.SetRows([]RowUpdate{{2, nil}, {2, nil}}), status.InvalidArgument)
 }
 
 func TestC73_UnchangedRowsStayClean(t *testing.T) {

@@ -1,0 +1,38 @@
+package coordinator
+
+import (
+	"math"
+	"testing"
+
+	"libprefixcache/core/status"
+)
+
+func TestSequence_IndexOutOfRange(t *testing.T) {
+	r := newRig(t, KindVanilla)
+	q := r.full(prompts(seq(1, 6), seq(2, 5)))
+	for _, i := range []int{-1, 2} {
+		_, err := r.c.Sequence(q.h, i)
+		r.wantCode(err, status.InvalidArgument)
+	}
+	r.must(r.finish(q))
+	r.emptied()
+}
+
+// "Slot twice" of a batch is found with a stamp for each call. When it wraps, a slot
+// that was used 2^32 calls ago must not count as used by this one.
+func TestBegin_TheStampOfACallWraps(t *testing.T) {
+	r := newRig(t, KindVanilla)
+	r.publish(prompts(seq(1, 6), seq(2, 5)))
+	r.c.stamp = math.MaxUint32
+	q, err := r.begin(prompts(seq(3, 6), seq(4, 5)))
+	if err != nil {
+		t.Fatalf("no slot is used twice: %v", err)
+	}
+	r.must(r.drop(q, true))
+	r.c.stamp = math.MaxUint32
+	a := prompts(seq(5, 6), seq(6, 5))
+	a.Slots = []int32{1, 1}
+	_, err = r.c.Begin(&a, testStream)
+	r.wantCode(err, status.InvalidArgument)
+	r.emptied()
+}
