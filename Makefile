@@ -21,7 +21,7 @@ GO_LDFLAGS := -s -w -extldflags '-Wl,-soname,libprefixcache.so.$(SOVERSION) \
 	-Wl,--version-script=$(ROOT)/capi/libprefixcache.map -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined'
 
 .DEFAULT_GOAL := all
-.PHONY: all help setup run test soak bench wheel lint abi-snapshot clean
+.PHONY: all help setup run test soak bench wheel lint coverage abi-snapshot clean
 
 all: $(LIB) ## build build/libprefixcache.so
 
@@ -67,6 +67,10 @@ include gpu/check/check.mk
 
 lint: $(BUILD)/python ## gofmt, vet, staticcheck, clang-format, ruff (pinned versions)
 	@scripts/lint.sh
+
+coverage: $(BUILD)/python ## the tests of core, and which statements they do not reach
+	@$(PYTHON) scripts/run_tests.py --only go-core
+	@$(PYTHON) gates/coverage.py $(BUILD)/test/core.cover --uncovered
 
 abi-snapshot: ## take what include/prefixcache.h promises now as the ABI that `make test` holds it to
 	@python3 gates/abi_snapshot.py snapshot

@@ -19,8 +19,8 @@ import pytest
 
 sys.path.insert(0, str(abi_snapshot.ROOT / "python" / "tests"))
 
-import abi  # noqa: E402
-from abi_context import World  # noqa: E402
+import abi
+from abi_context import World
 
 ENUM = abi_snapshot.HEADER.read_text().split("typedef int32_t pc_status;")[1].split("};")[0]
 STATUSES = {name: int(number) for name, number in re.findall(r"\b(PC_\w+) = (-?\d+)", ENUM)}
