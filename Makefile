@@ -21,7 +21,7 @@ GO_LDFLAGS := -s -w -extldflags '-Wl,-soname,libprefixcache.so.$(SOVERSION) \
 	-Wl,--version-script=$(ROOT)/capi/libprefixcache.map -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined'
 
 .DEFAULT_GOAL := all
-.PHONY: all help setup run test soak bench wheel lint coverage abi-snapshot clean
+.PHONY: all help setup run test soak bench load wheel lint coverage abi-snapshot clean
 
 all: $(LIB) ## build build/libprefixcache.so
 
@@ -48,6 +48,11 @@ $(BUILD)/%_context: cpp_tests/%_context.cpp cpp_tests/trace.hpp include/prefixca
 	@mkdir -p $(BUILD)
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -Iinclude $< -ldl -o $@
 
+LOADS := $(BUILD)/load_context $(BUILD)/load_omni
+$(LOADS): $(BUILD)/%: cpp_tests/%.cpp cpp_tests/load.hpp cpp_tests/trace.hpp include/prefixcache.h $(wildcard include/prefixcache/*.hpp)
+	@mkdir -p $(BUILD)
+	$(CXX) -std=c++17 -O2 -Wall -Wextra -Iinclude $< -ldl -o $@
+
 run: $(BUILD)/python $(LIB) $(BUILD)/replay_context ## replay a trace and check every row (TRACE=file.jsonl, RUN_ARGS=..., CONTEXT_ARGS=...)
 	@TRACE='$(TRACE)' CONTEXT_ARGS="$(CONTEXT_ARGS)" scripts/run.sh $(RUN_ARGS)
 
@@ -59,6 +64,9 @@ soak: $(BUILD)/test-tools $(LIB) $(CUDA_SIM) ## the random tests with ever more 
 
 bench: $(BUILD)/python $(LIB) $(BUILD)/bench_context ## the speed figures, as ratios taken in one run (TRACE=file.jsonl)
 	@TRACE="$(TRACE)" scripts/bench.sh
+
+load: $(LIB) $(LOADS) ## both caches under load: latencies, and memory against docs/sizing.md (LOAD_ARGS="--operations 1000000")
+	@for program in $(LOADS); do echo "== $$program"; PREFIXCACHE_LIBRARY=$(ROOT)/$(LIB) $$program $(LOAD_ARGS) || exit 1; done
 
 wheel: $(LIB) ## dist/prefixcache-*.whl, with the library inside; any Python from 3.11 on
 	@scripts/wheel.sh

@@ -1,7 +1,11 @@
 package coordinator
 
 import (
+	"fmt"
+	"unsafe"
+
 	"libprefixcache/core/prefix"
+	"libprefixcache/core/rows"
 	"libprefixcache/core/status"
 )
 
@@ -83,6 +87,11 @@ func New(cfg Config) (*Coordinator, error) {
 	if cfg.Kind == KindEAGLE {
 		store.DraftPages = int(cfg.Draft.Pages)
 		width = max(width, cfg.Draft.Table.Width())
+	}
+	need := int64(cfg.MaxRequests)*int64(unsafe.Sizeof(request{})) +
+		int64(cfg.MaxBatch)*int64(unsafe.Sizeof(prefix.AcquireRequest{})+unsafe.Sizeof(prefix.AcquireResult{})+16)
+	if err := rows.Probe(need, fmt.Sprintf("coordinator of %d requests and a batch of %d", cfg.MaxRequests, cfg.MaxBatch)); err != nil {
+		return nil, err
 	}
 	if c.manager, err = prefix.New(store); err != nil {
 		return nil, err

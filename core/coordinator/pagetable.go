@@ -1,8 +1,10 @@
 package coordinator
 
 import (
+	"fmt"
 	"math"
 
+	"libprefixcache/core/rows"
 	"libprefixcache/core/status"
 )
 
@@ -54,6 +56,9 @@ func NewPageTable(maxBatch, width, pages int32) (*PageTable, error) {
 	cells := int64(maxBatch) * 2 * int64(width)
 	if cells > math.MaxInt32 {
 		return nil, status.New(status.InvalidArgument, "page table: %d x 2 x %d entries, expected at most %d", maxBatch, width, math.MaxInt32)
+	}
+	if err := rows.Probe(8*cells+9*int64(maxBatch), fmt.Sprintf("page table of %d rows of %d pages", maxBatch, width)); err != nil {
+		return nil, err
 	}
 	t := &PageTable{
 		maxBatch: maxBatch, width: width, pages: pages,

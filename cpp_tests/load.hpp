@@ -1,0 +1,136 @@
+// What the load programs share: times in buckets, the memory of the process, and a
+// report that says whether every limit held.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace load {
+
+inline int64_t now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+/// Times of one operation, in buckets of 1/32 of a doubling: the memory it takes does
+/// not depend on how many there are.
+class Times {
+  public:
+    explicit Times(char const* name) : mName(name) {}
+
+    void add(int64_t ns) {
+        ++mCount;
+        mMax = ns > mMax ? ns : mMax;
+        ++mBuckets[bucket(ns)];
+    }
+    /// The time that a share of the operations did not exceed.
+    double at(double share) const {
+        auto const want = static_cast<uint64_t>(std::ceil(share * static_cast<double>(mCount)));
+        uint64_t seen = 0;
+        for (size_t i = 0; i < mBuckets.size(); ++i) {
+            seen += mBuckets[i];
+            if (seen >= want && seen > 0) {
+                return std::min(upper(i), static_cast<double>(mMax));
+            }
+        }
+        return static_cast<double>(mMax);
+    }
+    uint64_t count() const { return mCount; }
+    char const* name() const { return mName; }
+
+    static void head() {
+        std::printf("%-28s %10s %10s %10s %10s %10s\n", "operation", "count", "p50 us", "p99 us", "p99.9 us", "max us");
+    }
+    void line() const {
+        if (mCount > 0) {
+            std::printf("%-28s %10llu %10.2f %10.2f %10.2f %10.1f\n", mName, static_cast<unsigned long long>(mCount),
+                        at(0.5) / 1000, at(0.99) / 1000, at(0.999) / 1000, static_cast<double>(mMax) / 1000);
+        }
+    }
+
+  private:
+    static constexpr int kSteps = 32;
+    static size_t bucket(int64_t ns) {
+        if (ns < 2 * kSteps) {
+            return static_cast<size_t>(ns < 0 ? 0 : ns);
+        }
+        int const shift = 63 - __builtin_clzll(static_cast<uint64_t>(ns)) - 5;
+        return static_cast<size_t>(kSteps * (shift + 1) + (ns >> shift) - kSteps);
+    }
+    static double upper(size_t i) {
+        auto const index = static_cast<int64_t>(i);
+        if (index < 2 * kSteps) {
+            return static_cast<double>(index);
+        }
+        auto const shift = index / kSteps - 1;
+        return static_cast<double>((index % kSteps + kSteps + 1) << shift);
+    }
+    char const* mName;
+    uint64_t mCount = 0;
+    int64_t mMax = 0;
+    std::array<uint64_t, kSteps * 60> mBuckets{};
+};
+
+/// Physical memory of the process. Right after load the Go runtime still holds what its
+/// collector is about to give back, so the caller asks when things are quiet.
+inline int64_t resident() {
+    long pages = 0;
+    if (FILE* f = std::fopen("/proc/self/statm", "r")) {
+        if (std::fscanf(f, "%*s %ld", &pages) != 1) {
+            pages = 0;
+        }
+        std::fclose(f);
+    }
+    return static_cast<int64_t>(pages) * sysconf(_SC_PAGESIZE);
+}
+
+inline bool gFailed = false;
+
+/// A measured number of bytes beside what docs/sizing.md says.
+inline void compare(char const* what, double measured, double formula, double tolerance = 0.10) {
+    double const off = measured / formula - 1;
+    bool const ok = std::fabs(off) <= tolerance;
+    gFailed = gFailed || !ok;
+    std::printf("%-40s %12.1f B measured %12.1f B by docs/sizing.md  %+6.1f %%  %s\n", what, measured, formula,
+                100 * off, ok ? "ok" : "WRONG");
+}
+
+/// A figure that must not pass a limit.
+inline void limit(char const* what, double value, double most) {
+    bool const ok = value <= most;
+    gFailed = gFailed || !ok;
+    std::printf("%-72s %12.2f   <= %-8.4g %s\n", what, value, most, ok ? "ok" : "MISSED");
+}
+
+/// Runs something in a child, so that memory it leaves behind does not count here.
+template <typename Body>
+void apart(Body const& body) {
+    std::fflush(stdout);
+    pid_t const child = fork();
+    if (child == 0) {
+        body();
+        std::fflush(stdout);
+        _exit(gFailed ? 1 : 0);
+    }
+    int status = 1;
+    gFailed = child < 0 || waitpid(child, &status, 0) != child || status != 0 || gFailed;
+}
+
+inline int64_t option(int argc, char** argv, char const* name, int64_t fallback) {
+    for (int i = 1; i + 1 < argc; ++i) {
+        if (std::strcmp(argv[i], name) == 0) {
+            return std::atoll(argv[i + 1]);
+        }
+    }
+    return fallback;
+}
+
+}  // namespace load
