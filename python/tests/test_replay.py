@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 import subprocess
 import sys
@@ -140,7 +141,8 @@ def test_module_runs_from_the_command_line(tmp_path):
     trace = tmp_path / "small.jsonl"
     write_trace(trace, generate_trace(12, 1, mean_prompt=300, mean_output=10))
     command = [sys.executable, "-m", "prefixcache.replay", str(trace), "--blocks", "2000", "--progress"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every row was right" in done.stdout
     assert "every page was right" in done.stdout
