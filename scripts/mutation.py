@@ -77,7 +77,7 @@ def apply(hunk, text):
     def here(i):
         return all(
             line.strip() == want if mark == "-" else line.strip().startswith(want)
-            for line, (mark, want) in zip(lines[i:], old)
+            for line, (mark, want) in zip(lines[i:], old, strict=False)
         )
 
     found = [i for i in range(len(lines) - len(old) + 1) if here(i)]
@@ -113,9 +113,7 @@ def environment():
     """With the CUDA flags, which gpu and capi need."""
     env = dict(os.environ)
     flags = subprocess.run(["make", "-s", "cuda-env"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name, value in re.findall(r"export (\w+)='?([^'\n]*)'?", flags):
-        env[name] = value
-    return env
+    return env | dict(re.findall(r"""(\w+)="([^"\n]*)\"""", flags))
 
 
 def attempt(guard, env, quick):
@@ -186,7 +184,8 @@ def main():
         sys.exit("mutation: no guard has that name")
     env, lost, rows, start = environment(), 0, [], time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for guard, (found, seen) in zip(guards, pool.map(lambda g: attempt(g, env, args.quick), guards)):
+        results = pool.map(lambda g: attempt(g, env, args.quick), guards)
+        for guard, (found, seen) in zip(guards, results, strict=True):
             lost += not found
             rows.append(row(guard, seen))
             print(f"{'found ' if found else 'NOT   '} {guard.name}: {seen}", flush=True)

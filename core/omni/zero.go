@@ -105,7 +105,9 @@ func (c *Cache) checkZero() error {
 			case kindStep: // readable, or about to be
 				continue
 			case kindDeferred:
-				if c.defs.writes[k.store.meta[k.rowOf[s]].write].state == writeCopying {
+				// A write that failed may have copied some of its rows: they belong to the
+				// slot's tenant still, and go with the memory.
+				if st := c.defs.writes[k.store.meta[k.rowOf[s]].write].state; st == writeCopying || st == writeFailed {
 					continue
 				}
 			}

@@ -197,6 +197,9 @@ func (w *contextWorld) remove(p *player) {
 
 func (w *contextWorld) forgetPlayer(p *player) {
 	w.live = slices.DeleteFunc(w.live, func(q *player) bool { return q == p })
+	if w.ended == 0 || w.r.oneIn(8) {
+		w.ended = p.h
+	}
 	if w.out == p {
 		w.out = nil
 	}
@@ -674,6 +677,9 @@ func (w *contextWorld) mischief() {
 	case 0:
 		_, err := w.c.PreparePrefill(coordinator.Handle(w.r.next()), w.dst)
 		w.wantCode(err, status.BadHandle, "an invented handle")
+		if w.ended != 0 {
+			w.wantCode(w.c.Abandon(w.ended, true), status.BadHandle, "the handle of a request that is gone")
+		}
 	case 1:
 		p := w.live[w.r.n(len(w.live))]
 		w.wantCode(w.c.Report(p.h, coordinator.Done, 0), status.WrongState, "a report without a list")

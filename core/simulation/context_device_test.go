@@ -15,7 +15,8 @@ type accelerator struct {
 
 	work    []modelWork
 	head    int
-	uploads [2]int // work that has to be done before staging may be rewritten
+	uploads [2]int  // work that has to be done before staging may be rewritten
+	loose   [2]bool // an upload was enqueued, and its event not recorded
 
 	tables  [2]*coordinator.PageTable
 	staging [2][]int32
@@ -136,12 +137,17 @@ func (d *accelerator) execute(c *coordinator.Coordinator, cmd coordinator.Comman
 	switch cmd.Kind {
 	case coordinator.CmdWaitUpload:
 		d.drain(d.uploads[cmd.Cache])
+		if d.loose[cmd.Cache] { // no event says when that is done
+			d.sync()
+		}
 	case coordinator.CmdUploadRows:
+		d.stagingFree(cmd)
 		stride := 2 * d.tables[cmd.Cache].Width()
 		copy(d.staging[cmd.Cache][cmd.Slot*stride:], d.tables[cmd.Cache].Rows(cmd.Slot, cmd.Count))
 		d.enqueue(modelWork{cmd: cmd})
+		d.loose[cmd.Cache] = true
 	case coordinator.CmdRecordUpload:
-		d.uploads[cmd.Cache] = len(d.work)
+		d.uploads[cmd.Cache], d.loose[cmd.Cache] = len(d.work), false
 	case coordinator.CmdSetReuseLengths:
 		if int32(len(c.ReuseLengths())) != cmd.Count || int32(len(c.Slots())) != cmd.Count { // D-5
 			failf("device: %v with %d lengths and %d slots", cmd, len(c.ReuseLengths()), len(c.Slots()))
@@ -159,6 +165,17 @@ func (d *accelerator) execute(c *coordinator.Coordinator, cmd coordinator.Comman
 		d.enqueue(modelWork{cmd: cmd, h: h})
 	default:
 		failf("device: unexpected command %v", cmd)
+	}
+}
+
+// stagingFree fails when rows of staging are about to be rewritten that a copy still
+// has to read.
+func (d *accelerator) stagingFree(cmd coordinator.Command) {
+	for i := d.head; i < len(d.work); i++ {
+		if k := &d.work[i]; k.kind == doCommand && k.cmd.Kind == coordinator.CmdUploadRows && k.cmd.Cache == cmd.Cache &&
+			k.cmd.Slot < cmd.Slot+cmd.Count && cmd.Slot < k.cmd.Slot+k.cmd.Count {
+			failf("device: staging of cache %d, rows %d to %d, is rewritten while it is being uploaded (C-78)", cmd.Cache, cmd.Slot, cmd.Slot+cmd.Count)
+		}
 	}
 }
 

@@ -33,6 +33,7 @@ type contextWorld struct {
 	syncFails bool
 
 	begun int
+	ended coordinator.Handle  // of a request that is gone
 	want  coordinator.Metrics // the counters that the model predicts
 	pace  contextPace
 }
@@ -62,7 +63,7 @@ func newContextWorld(r *rng) world {
 		w.pace.sync = r.in(20, 200)
 	}
 	p := []int32{1, 2, 4, 4}[r.n(4)]
-	room, keep, snapshots := int32(r.in(24, 60)), int32(r.n(13)), int64(r.in(1, 6))
+	room, keep, snapshots := int32(r.in(8, 60)), int32(r.n(13)), int64(r.in(1, 6))
 	if w.strict {
 		room, keep, snapshots = 500, 100_000, 500
 	}
@@ -148,6 +149,9 @@ func (w *contextWorld) step(r *rng) {
 		default:
 			w.advance(p)
 		}
+	}
+	if len(w.live) > 0 {
+		w.compare(w.live[r.n(len(w.live))])
 	}
 }
 

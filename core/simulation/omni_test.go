@@ -79,6 +79,7 @@ func newOmniWorld(r *rng) world {
 	if r.oneIn(12) {
 		w.cfg.Timeout = -1
 	}
+	w.cfg.ZeroOnRelease = r.oneIn(4) // the checker looks for what should be gone
 	w.cfg.Waiter, w.cfg.Preempt = simWaiter{w}, w.preempt
 	if r.oneIn(2) {
 		w.dev = newSimDevice(w, w.cfg.StagingDepth)
@@ -134,8 +135,8 @@ func (w *omniWorld) open(i int, twice bool) {
 
 func (w *omniWorld) trace(say func(string, ...any)) {
 	w.log = say
-	say("%d blocks of %d, threaded %v, inline below %d bytes, depth %d, budget %d, timeout %d, device %v, pace %+v", w.cfg.NumBlocks, w.cfg.BlockSize,
-		w.cfg.Threaded, w.cfg.InlineBytes, w.cfg.StagingDepth, w.cfg.BudgetBytes, w.cfg.Timeout, w.dev != nil, w.pace)
+	say("%d blocks of %d, threaded %v, inline below %d bytes, depth %d, budget %d, timeout %d, device %v, zero %v, pace %+v", w.cfg.NumBlocks, w.cfg.BlockSize,
+		w.cfg.Threaded, w.cfg.InlineBytes, w.cfg.StagingDepth, w.cfg.BudgetBytes, w.cfg.Timeout, w.dev != nil, w.cfg.ZeroOnRelease, w.pace)
 }
 
 func (w *omniWorld) say(format string, args ...any) {
@@ -303,12 +304,12 @@ func (w *omniWorld) shutdown() {
 		return // its copies have to be waited for before
 	}
 	used := w.inCall()
+	w.freed = !used // others may run before it returns
 	err := w.c.Free()
 	w.say("free: %v", err)
 	if used != (err != nil) {
 		failf("free after a shutdown: %v, a call is under way: %v", err, used)
 	}
-	w.freed = err == nil
 }
 
 // inCall reports whether a thread, other than the closer, is in the middle of a call
