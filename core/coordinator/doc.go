@@ -1,6 +1,8 @@
 // Package coordinator is the request state machine of the context cache: what
 // a runtime calls around prefill, decode, batch compaction and the end of a
-// request, on top of the leases, plans and records of core/prefix.
+// request, on top of the leases, plans and records of core/prefix. "The original" is
+// the ContextCacheCoordinator of such a runtime, whose interface the C++ headers keep
+// and whose faults (D-n) stay out.
 //
 // It decides and never acts. An operation checks every argument, reserves what
 // it needs and writes the device work as an ordered list of commands into the

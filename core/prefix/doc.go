@@ -1,5 +1,6 @@
 // Package prefix is the CUDA-free manager level of the context cache: which
-// prefixes are cached, on which pages, and who may use them.
+// prefixes are cached, on which pages, and who may use them. "The original" is the
+// ContextCacheManager that the C++ headers replace.
 //
 // # Identity
 //

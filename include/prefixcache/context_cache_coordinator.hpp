@@ -14,6 +14,11 @@
  *
  * cpp_tests/example_runtime.cpp walks through it.
  *
+ * Classes, members and enumerators have the names that runtimes with a
+ * ContextCacheCoordinator of their own use, so that one replaces the other by its
+ * include. What such a runtime does not have is marked "An addition": friends here,
+ * fields at the end of the structs.
+ *
  * Errors: a broken contract (a call out of order, an argument out of range) throws
  * std::runtime_error and changes nothing. What a runtime must handle in operation is
  * a ContextCacheCoordinatorStatus. Exceptions of HybridCacheManager and of the
@@ -200,7 +205,7 @@ class ContextCacheCoordinator {
     ContextCacheMetrics metrics() const noexcept;
     ContextCacheManager const& manager() const noexcept { return mManager; }
 
-    // Beyond the original, as friends, so that the members are exactly its own.
+    // An addition: friends, so that the members stay those of the replaced class.
 
     /// State of a request as of now, for tests and diagnosis. Valid until the next
     /// call with this handle. @throws std::runtime_error for an empty handle.
@@ -321,7 +326,7 @@ struct ContextCacheCoordinator::RequestHandle::Impl {
     Tensor const* pendingDeviceBatchMapping = {};
     std::vector<SequenceState> sequences;
 
-    // Beyond the original.
+    // An addition.
 
     /// What each sequence found when it was admitted, and why it was not more.
     std::vector<AcquireSequenceResult> admissions;

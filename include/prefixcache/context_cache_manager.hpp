@@ -1,6 +1,6 @@
 /*
  * A read-only view of what a coordinator caches: records, pools, indexes. Every
- * query asks the library, so references of the original became values. Nothing here
+ * query asks the library, so it returns values where the replaced class has references. Nothing here
  * changes a reference count or the recency of a record.
  */
 #ifndef PREFIXCACHE_CONTEXT_CACHE_MANAGER_HPP

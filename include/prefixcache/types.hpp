@@ -126,10 +126,10 @@ struct ContextCacheConfig {
     int64_t recurrentSnapshotBudgetBytes = 0;
     int64_t partialKvSnapshotBudgetBytes = 0;
 
-    // Beyond the original.
+    // An addition (context_cache_coordinator.hpp says to what).
     int32_t tokensPerPage = 128;
     int32_t futureDependencyTokens = 1;  ///< EAGLE: following tokens that a position's draft state depends on
-    bool originalRecency = false;        ///< a vanilla hit does not refresh its record
+    bool originalRecency = false;        ///< a vanilla hit does not refresh its record, as in the replaced class
     bool shortenVictims = false;         ///< an eviction takes no more of a record than it needs
     bool weakHash = false;               ///< tests: every lookup collides
     bool hostMemory = false;             ///< addresses are plain host memory, also where there is a GPU

@@ -1,6 +1,7 @@
 """Value types of the context cache.
 
-Names are those of the seed API; enum numbers are those of the C ABI and never change.
+Names are those of the C++ headers (``include/prefixcache/context_cache_coordinator.hpp``)
+in Python's spelling; enum numbers are those of the C ABI and never change.
 Lengths and positions are tokens, pages are ids of K pages (the V page of page ``p`` is
 ``p + num_pages``).
 """
@@ -220,11 +221,11 @@ class ContextCacheConfig:
     max_records: int = 1024  # published prefixes kept; 0 keeps none
     recurrent_snapshot_budget_bytes: int = 0
     partial_kv_snapshot_budget_bytes: int = 0
-    # Beyond the original.
+    # Not in the class that the C++ coordinator replaces.
     tokens_per_page: int = 128
     max_requests: int = 1  # live and quarantined at once
     future_dependency_tokens: int = 1  # EAGLE: following tokens that a draft position depends on
-    original_recency: bool = False  # a vanilla hit does not refresh its record
+    original_recency: bool = False  # a vanilla hit does not refresh its record, as in that class
     shorten_victims: bool = False  # an eviction takes no more of a record than it needs
     host_memory: bool = True  # addresses are plain host memory, also where there is a GPU
     weak_hash: bool = False  # tests: every table lookup collides
