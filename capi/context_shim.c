@@ -17,7 +17,7 @@ PCSHIM_FORWARD(digest_bytes, (const void *data, uint64_t size, pc_hash128 *diges
 
 /* ----------------------------------------------------------------- manager */
 
-PCSHIM_FORWARD(manager_create, (const pc_manager_options *options, pc_handle *manager),
+PCSHIM_CREATE(manager_create, (const pc_manager_options *options, pc_handle *manager),
                ((pc_manager_options *)options, manager))
 PCSHIM_FORWARD(manager_destroy, (pc_handle * manager), (manager))
 PCSHIM_FORWARD(manager_acquire,
@@ -87,7 +87,7 @@ PCSHIM_FORWARD(manager_dump, (pc_handle manager, char *text, uint64_t space, uin
 
 /* -------------------------------------------------------------- page table */
 
-PCSHIM_FORWARD(table_create, (const pc_table_options *options, pc_handle *table), ((pc_table_options *)options, table))
+PCSHIM_CREATE(table_create, (const pc_table_options *options, pc_handle *table), ((pc_table_options *)options, table))
 PCSHIM_FORWARD(table_destroy, (pc_handle * table), (table))
 PCSHIM_FORWARD(table_set_identity, (pc_handle table), (table))
 PCSHIM_FORWARD(table_set_rows,
@@ -104,7 +104,7 @@ PCSHIM_FORWARD(table_check, (pc_handle table), (table))
 
 PCSHIM_FORWARD(context_validate_deployment, (const pc_deployment *deployment, uint32_t *kind),
                ((pc_deployment *)deployment, kind))
-PCSHIM_FORWARD(context_create, (const pc_context_options *options, pc_handle *context),
+PCSHIM_CREATE(context_create, (const pc_context_options *options, pc_handle *context),
                ((pc_context_options *)options, context))
 PCSHIM_FORWARD(context_destroy, (pc_handle * context), (context))
 PCSHIM_FORWARD(context_manager, (pc_handle context, pc_handle *manager), (context, manager))

@@ -161,7 +161,7 @@ PCSHIM_FORWARD(buffer_acquire, (uint64_t bytes, void **data, pc_handle *buffer),
 PCSHIM_FORWARD(buffer_release, (pc_handle buffer), (buffer))
 PCSHIM_FORWARD(buffer_get_stats, (pc_buffer_stats * stats), (stats))
 
-PCSHIM_FORWARD(omni_create, (const pc_omni_options *options, pc_handle *cache), ((pc_omni_options *)options, cache))
+PCSHIM_CREATE(omni_create, (const pc_omni_options *options, pc_handle *cache), ((pc_omni_options *)options, cache))
 PCSHIM_FORWARD(omni_shutdown, (pc_handle cache), (cache))
 PCSHIM_FORWARD(omni_destroy, (pc_handle * cache), (cache))
 PCSHIM_FORWARD(omni_set_policy, (pc_handle cache, uint32_t needs_hidden), (cache, needs_hidden))

@@ -26,4 +26,16 @@ pc_status pcshim_enter(void);
         return entered ? entered : pcgo_##name args; \
     }
 
+/* Makes handlers of the host safe for threads inside the library: see signals.c. */
+void pcshim_guard_signals(void);
+
+/* PCSHIM_FORWARD for functions that make an object, which is seldom. */
+#define PCSHIM_CREATE(name, params, args)   \
+    PC_API pc_status pc_##name params {     \
+        pc_status entered = pcshim_enter(); \
+        if (entered) return entered;        \
+        pcshim_guard_signals();             \
+        return pcgo_##name args;            \
+    }
+
 #endif /* PREFIXCACHE_CAPI_SHIM_H */

@@ -16,7 +16,11 @@
  *
  * Memory rule: arrays and structs that are passed in are borrowed for the call
  * and never kept. The caller allocates every output. No function returns a
- * pointer that the caller has to free; pc_buffer_acquire is the one pair.
+ * pointer that the caller has to free; pc_buffer_acquire is the one pair. Addresses
+ * are aligned for their type, and outputs of one call lie apart from each other.
+ * Null and misaligned addresses and absurd lengths are refused. What cannot be checked
+ * is believed: that memory is there, as long as the caller says, and that no other
+ * thread changes it during the call.
  *
  * Error rule: a function returns PC_OK, a small positive outcome, or a negative
  * error. After anything but PC_OK, pc_last_error() on the same thread says which
@@ -32,6 +36,13 @@
  *
  * Fork rule: in a child of fork every call returns PC_ERROR_FORKED. Start
  * workers with spawn, or load the library after the fork.
+ *
+ * Signal rule: install handlers with SA_ONSTACK, as any host of a Go library must: a
+ * thread inside the library runs on a small stack of Go. Handlers without it get the
+ * flag when the library is loaded and whenever an object is created, with a warning in
+ * the log; one installed later is on its own. They run on 32 KiB. SIGSEGV, SIGBUS and
+ * SIGFPE that did not arise in Go go to the handler that was there at load. Go sends
+ * SIGURG between its threads: expect it more often than it was raised.
  *
  * Compatibility: numbers never change and are never reused. Structs start with
  * struct_size and only grow at the end; zero in a field means its default.
