@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from prefixcache.replay.batch import InputBatch
 from prefixcache.replay.cli import main
 from prefixcache.replay.content import RowContent, prompt_tokens, request_fingerprints
+from prefixcache.replay.document import load
 from prefixcache.replay.generator import generate_trace
 from prefixcache.replay.scheduler import Scheduler
 from prefixcache.replay.traces import TOKENS_PER_ID, TraceError, TraceRequest, read_trace, write_trace
@@ -276,13 +278,32 @@ def test_one_flipped_bit_is_one_wrong_row(capsys, trace):
     assert number(text, "wrong rows", "and") == 1, text
 
 
-def test_an_exception_of_the_cache_fails_the_replay(capsys, trace):
+def test_an_exception_of_the_cache_fails_the_replay(capsys, trace, tmp_path):
     def materialize(self, step, ids):
         raise RuntimeError("hit span is not readable")
 
-    code, text = replay(capsys, trace, "--requests", "5", *TIGHT, backend=model_with(materialize=materialize))
+    files = ["--report", str(tmp_path / "x.html"), "--json", str(tmp_path / "x.json")]
+    code, text = replay(capsys, trace, "--requests", "5", *TIGHT, *files, backend=model_with(materialize=materialize))
     assert code == 1
     assert "hit span is not readable" in text
+    assert "<p class=wrong>Omni cache: FAILED</p>" in (tmp_path / "x.html").read_text()
+    assert not load(tmp_path / "x.json")["parts"]["omni"]["right"]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = f"{sys.executable} -m prefixcache.replay --part context --requests 20 | head -n 1"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, env=env)
+    assert done.stdout.startswith("trace ")
+    assert done.stderr == ""
+
+
+def test_main_runs_in_any_thread(capsys):
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(main(["--part", "context", "--requests", "5", "--quiet"])))
+    thread.start()
+    thread.join()
+    assert codes == [0], capsys.readouterr().out
 
 
 def test_what_is_left_after_the_last_request_fails_the_replay(capsys, trace):

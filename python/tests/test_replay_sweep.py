@@ -196,7 +196,7 @@ def test_sizes_in_tokens_are_whole_pages(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--sweep", "tokens=100", "--requests", "5", "--quiet"])
     assert stop.value.code == 2
-    assert "--sweep: tokens=100..100: expected 1 to 2147483647 pages of 128 tokens" in capsys.readouterr().err
+    assert "--sweep: tokens=100..100: expected 1 to 1073741823 pages of 128 tokens" in capsys.readouterr().err
 
 
 def test_tokens_agree_exactly_where_hash_ids_do():

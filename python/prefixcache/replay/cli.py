@@ -43,6 +43,10 @@ def main(arguments: Sequence[str] | None = None, backend: Any = None) -> int:
     try:
         with Interrupt() as interrupt:
             return _Run(p, args, interrupt, backend).run()
+    except BrokenPipeError:
+        # Whoever read the summary has seen enough; nothing is left to say at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("interrupted twice: stopped at once, without a summary", file=sys.stderr)
         return INTERRUPTED
@@ -78,8 +82,7 @@ class _Run:
         if args.json is not None:
             self._write(lambda: document.save(doc, args.json))
         if args.report is not None:
-            name = None if args.compare is None else Path(args.compare).name
-            page = render(doc, other, name)
+            page = render(doc, other, Path(args.compare or "").name)
             self._write(lambda: Path(args.report).write_text(page, encoding="utf-8"))
         return status
 
@@ -144,7 +147,8 @@ class _Run:
 
     def _sweep(self, requests: list[TraceRequest], doc: dict[str, Any]) -> int:
         try:
-            sweep = Sweep(requests, *self.args.sweep, self.args.page)
+            kind, sizes = self.args.sweep
+            sweep = Sweep(requests, kind, sizes, self.args.page)
         except (ValueError, PrefixCacheError) as e:
             self._fail(f"--sweep: {e}")
         print(f"== {_TITLES['sweep']} ==", flush=True)

@@ -39,7 +39,7 @@ _EVENTS = {
 }
 
 
-def render(document: dict[str, Any], other: dict[str, Any] | None = None, name: str | None = None) -> str:
+def render(document: dict[str, Any], other: dict[str, Any] | None = None, name: str = "") -> str:
     """The page of a run, beside another one if there is one; ``name`` is what that is called."""
     builder = _Page()
     source = document["trace"]["source"]
@@ -161,7 +161,7 @@ def _figures(runs: Runs) -> list[Table]:
     """All figures of a part, and how far the runs are apart; two tables, to stand side by side."""
     names = list(dict.fromkeys(key for _, p in runs for key in p["figures"]))
     head = ["", "value"] if len(runs) == 1 else ["", *(name for name, _ in runs), "difference"]
-    rows = []
+    rows: list[Sequence[str]] = []
     for name in names:
         values = [p["figures"].get(name) for _, p in runs]
         row = [name, *(_figure(name, value) for value in values)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from types import FrameType, TracebackType
 from typing import IO, Any
@@ -54,21 +55,26 @@ class Interrupt:
     """Ctrl-C as a question that loops ask between two requests, while the cache is at rest.
 
     The first one sets :attr:`asked`; the second one raises KeyboardInterrupt where the
-    program is; from the third on the system's default ends the process.
+    program is; from the third on the system's default ends the process. Only the main thread
+    can listen; elsewhere nothing changes.
     """
 
     def __init__(self) -> None:
         self.asked = False
         self._former: Any = None
+        self._listens = False
 
     def __enter__(self) -> Interrupt:
-        self._former = signal.signal(signal.SIGINT, self._handle)
+        self._listens = threading.current_thread() is threading.main_thread()
+        if self._listens:
+            self._former = signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._former)
+        if self._listens:
+            signal.signal(signal.SIGINT, self._former)
 
     def _handle(self, _signal: int, _frame: FrameType | None) -> None:
         if self.asked:

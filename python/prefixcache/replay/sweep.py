@@ -29,7 +29,7 @@ from prefixcache.replay.tokens import Tokenizer
 from prefixcache.replay.traces import TraceRequest
 
 _MOST_SIZES = 64
-_MOST_PAGES = 2**31 - 1
+_MOST_PAGES = 2**30 - 1
 _UNITS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
