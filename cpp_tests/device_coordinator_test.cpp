@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <prefixcache/context_cache_coordinator.hpp>
+#include <prefixcache/metrics.hpp>
 
 #include <array>
 #include <random>
@@ -350,6 +351,26 @@ class Runtime {
     }
 
     /// Every pool is free once nothing is cached.
+    /// Of the device: whatever the driver was asked for is also what the metrics say.
+    void checkMetrics() const {
+        auto metrics = detail::sized<pc_context_metrics>();
+        pc_api const& api = Library::get();
+        ASSERT_EQ(api.context_get_metrics(handleOf(*coordinator), &metrics), PC_OK);
+        uint64_t const table = 4 * kBatch * 2 * kWidth;
+        uint64_t const payloads = 4 * 3 * kBatch;  // lengths, slots and mapping of the one request
+        EXPECT_EQ(metrics.pinned_bytes, table + payloads);
+        EXPECT_GT(metrics.uploaded_bytes, table);
+        EXPECT_EQ(metrics.uploaded_bytes % (table / kBatch), 0U) << "whole rows";
+        EXPECT_GT(metrics.captured_bytes, 0U);
+        EXPECT_GT(metrics.upload_waits, 0U);
+        EXPECT_GT(metrics.upload_wait_nanoseconds, 0U);
+        EXPECT_GT(metrics.snapshot_bytes, 0U);
+        auto const page = metricsText({{handleOf(*coordinator), {{"seed", "a\"b"}}}});
+        EXPECT_NE(page.find("prefixcache_pinned_bytes{cache=\"context\",seed=\"a\\\"b\"} " +
+                            std::to_string(metrics.pinned_bytes) + "\n"),
+                  std::string::npos);
+    }
+
     void checkTheEnd() {
         coordinator->manager().checkInvariants();
         flush(*coordinator);
@@ -382,6 +403,7 @@ TEST_F(DeviceCoordinator, LateAndOutOfOrderWorkReusesNothingWrong) {
             for (int i = 0; i < 25 && !HasFailure(); ++i) {
                 runtime.request();
             }
+            runtime.checkMetrics();
             runtime.checkTheEnd();
             reused += runtime.reused;
             EXPECT_EQ(simcuda_pageable(), 0U) << "every copy goes through pinned memory";

@@ -223,6 +223,10 @@ class ContextCacheCoordinator {
     /// Removes every record; pages in use stay.
     friend uint64_t flush(ContextCacheCoordinator& coordinator);
 
+    /// The coordinator in the C ABI, for metricsText and pc_context_get_metrics. It is gone
+    /// with the coordinator.
+    friend pc_handle handleOf(ContextCacheCoordinator const& coordinator);
+
   private:
     friend struct RequestHandle::Impl;
 

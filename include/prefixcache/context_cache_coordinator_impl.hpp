@@ -590,6 +590,8 @@ inline uint64_t flush(ContextCacheCoordinator& coordinator) {
     return removed;
 }
 
+inline pc_handle handleOf(ContextCacheCoordinator const& coordinator) { return coordinator.mContext; }
+
 }  // namespace prefixcache
 
 #endif  // PREFIXCACHE_CONTEXT_CACHE_COORDINATOR_IMPL_HPP

@@ -1,0 +1,941 @@
+"""Every metric moves when its thing happens, by what was really done, and no other does.
+
+A scenario says beforehand which series of the page will have changed and by how much.
+Times are left out of that: they have tests of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import exposition
+import pytest
+from context_host import Kind, Rig, Status, prompt, sequence
+from omni_host import WIDTH, Host, eventually
+
+from prefixcache import PrefixCacheError, _ffi
+from prefixcache._errors import PrefixCacheArgumentError
+from prefixcache.context import ContextCacheManager, Hash128
+from prefixcache.metrics import PrometheusCollector, prometheus_text
+from prefixcache.omni import ModelCachePolicy, OmniPrefixCacheStagingTimeoutError, OmniPrefixCacheUnmatchError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TABLE = (REPOSITORY / "capi" / "metrics_table.go").read_text()
+NAMES = re.findall(r'^\tm\w+:\s+\{"(\w+)", (?:counter|gauge), ', TABLE, re.MULTILINE)
+ROW = 4 * WIDTH  # bytes of a row of one key: float32
+
+# Sizes of address space, results of the host, and whatever a clock or another thread decides.
+LOOSE = re.compile(r"(reserved_bytes|\w+_seconds(_total)?|result_buffer\w+|waits_total cause=lock)( |$)")
+
+Expected = dict[str, float]
+SCENARIOS: list[tuple[Expected, Callable]] = []
+
+
+def moves(**expected: float) -> Callable:
+    """expected: series -> change. ``copy_bytes_total__direction_save`` is a series with a label."""
+
+    def register(scenario: Callable) -> Callable:
+        SCENARIOS.append(({name.replace("__", " ").replace("_is_", "="): n for name, n in expected.items()}, scenario))
+        return scenario
+
+    return register
+
+
+def short(series: exposition.Series) -> str:
+    name, labels = series
+    shown = [f"{k}={v}" for k, v in sorted(labels) if k != "cache"]
+    return " ".join([name.removeprefix("prefixcache_"), *shown])
+
+
+class Watch:
+    """Remembers what changed on the page while a block ran."""
+
+    def __init__(self) -> None:
+        self.changes: Expected = {}
+
+    @contextmanager
+    def __call__(self, cache: object) -> Iterator[None]:
+        before = exposition.read(prometheus_text(cache)).samples
+        yield
+        after = exposition.read(prometheus_text(cache)).samples
+        changes = {
+            short(s): round(after[s] - before[s], 9) for s in before.keys() | after.keys() if after[s] != before[s]
+        }
+        self.changes = {s: n for s, n in changes.items() if not LOOSE.match(s)}
+
+
+# --------------------------------------------------------------------- omni
+
+
+@moves(
+    queries_tokens_total=5,
+    saved_rows_total=5,
+    saved_bytes_total=5 * ROW,
+    copy_bytes_total__direction_is_save=5 * ROW,
+    steps_total__outcome_is_saved=1,
+    steps_total__outcome_is_materialized=1,
+    live_requests=1,
+    live_requests_peak=1,
+    staging_depth_peak=1,
+    keys=1,
+)
+def omni_step(watch: Watch) -> None:
+    host = Host()
+    with watch(host.manager):
+        host.arrive("A", [0, 1])
+        host.go({"A": 5})
+
+
+@moves(
+    queries_tokens_total=4 + 1,
+    hits_tokens_total=4,
+    hits_total=1,
+    saved_rows_total=2,
+    saved_bytes_total=2 * ROW,
+    copy_bytes_total__direction_is_save=2 * ROW,
+    copy_bytes_total__direction_is_gather=2 * 4 * ROW,
+    prefix_reads_total__outcome_is_used=2,
+    steps_total__outcome_is_saved=1,
+    steps_total__outcome_is_materialized=1,
+    live_requests=1,
+    live_requests_peak=1,
+)
+def omni_hit(watch: Watch) -> None:
+    host = Host()
+    host.arrive("A", [0])
+    host.go({"A": 4}, ("k",))
+    with watch(host.manager):
+        host.arrive("B", [0, 1], hit=4)
+        host.go({"B": 1}, ("k",))
+
+
+@moves(
+    queries_tokens_total=4 + 1,
+    hits_tokens_total=4,
+    hits_total=1,
+    saved_rows_total=1,
+    saved_bytes_total=ROW,
+    copy_bytes_total__direction_is_save=ROW,
+    prefix_reads_total__outcome_is_dropped=1,
+    steps_total__outcome_is_saved=1,
+    steps_total__outcome_is_discarded=1,
+    live_requests=1,
+    live_requests_peak=1,
+)
+def omni_discard(watch: Watch) -> None:
+    host = Host()
+    host.arrive("A", [0])
+    host.go({"A": 4})
+    with watch(host.manager):
+        host.arrive("B", [0, 1], hit=4)
+        host.manager.discard_step(host.run({"B": 1}))
+
+
+@moves(
+    queries_tokens_total=2,
+    saved_rows_total=2,
+    saved_bytes_total=2 * ROW,
+    copy_bytes_total__direction_is_save=2 * ROW,
+    preserved_bytes_total=2 * ROW,  # two of the four rows that B has yet to read
+    steps_total__outcome_is_saved=1,
+    staging_depth=1,
+    staging_depth_peak=1,
+    live_requests_peak=0,
+)
+def omni_preserve(watch: Watch) -> None:
+    host = Host()
+    host.arrive("A", [0])
+    host.go({"A": 4})
+    host.arrive("B", [0, 1], hit=4)
+    step = host.run({"B": 1})
+    host.finish("A")
+    host.arrive("C", [0])
+    host.begin({"C": 2})
+    with watch(host.manager):
+        host.save()
+    host.read(step, "B")
+
+
+@moves(
+    queries_tokens_total=4 + 1,
+    hits_tokens_total=4,
+    hits_total=1,
+    saved_rows_total=2,
+    saved_bytes_total=2 * ROW,
+    copy_bytes_total__direction_is_save=2 * ROW,
+    copy_bytes_total__direction_is_gather=2 * 4 * ROW,
+    absent_rows_total=4,  # nobody computed k for the prefix
+    prefix_reads_total__outcome_is_used=2,
+    steps_total__outcome_is_saved=1,
+    steps_total__outcome_is_materialized=1,
+    live_requests=1,
+    live_requests_peak=1,
+    keys=1,
+)
+def omni_absent(watch: Watch) -> None:
+    host = Host()
+    host.arrive("A", [0])
+    host.go({"A": 4})
+    with watch(host.manager):
+        host.arrive("B", [0, 1], hit=4)
+        host.go({"B": 1}, ("k",))
+
+
+def deferring(**settings: object) -> Host:
+    return Host(policy=ModelCachePolicy(needs_full_hidden_states=False, deferred_keys=frozenset({"d"})), **settings)
+
+
+@moves(
+    queries_tokens_total=3,
+    saved_rows_total=3,
+    saved_bytes_total=3 * ROW,
+    copy_bytes_total__direction_is_save=3 * ROW,
+    steps_total__outcome_is_saved=1,
+    steps_total__outcome_is_materialized=1,
+    pending_writes=1,
+    staged_bytes=3 * ROW,
+    staged_bytes_peak=3 * ROW,
+    usage_ratio__pool_is_staging=3 * ROW / (64 * ROW),
+    live_requests=1,
+    live_requests_peak=1,
+    staging_depth_peak=1,
+    keys=1,
+)
+def omni_deferred_rows_wait(watch: Watch) -> None:
+    host = deferring(gpu_staging_bytes=64 * ROW)
+    with watch(host.manager):
+        host.arrive("A", [0])
+        host.go({"A": 3}, ("d",))
+
+
+@moves(
+    deferred_writes_total=1,
+    copy_bytes_total__direction_is_commit=3 * ROW,
+    pending_writes=-1,
+    staged_bytes=-3 * ROW,
+    usage_ratio__pool_is_staging=-3 * ROW / (64 * ROW),
+    live_requests=-1,
+)
+def omni_deferred_rows_are_written(watch: Watch) -> None:
+    host = deferring(gpu_staging_bytes=64 * ROW)
+    host.arrive("A", [0])
+    host.go({"A": 3}, ("d",))
+    host.finish("A")
+    with watch(host.manager):
+        host.begin({})
+
+
+@moves(
+    queries_tokens_total=2,
+    displaced_rows_total=2,  # A's rows never reach their slots
+    saved_rows_total=2,
+    saved_bytes_total=2 * ROW,
+    copy_bytes_total__direction_is_save=2 * ROW,
+    steps_total__outcome_is_saved=1,
+    steps_total__outcome_is_materialized=1,
+    pending_writes=1,
+    staged_bytes=2 * ROW,
+    staged_bytes_peak=2 * ROW,
+    usage_ratio__pool_is_staging=2 / 64,
+    live_requests=1,
+    live_requests_peak=1,
+)
+def omni_displace(watch: Watch) -> None:
+    host = deferring(gpu_staging_bytes=64 * ROW)
+    host.arrive("A", [0])
+    host.go({"A": 3}, ("d",))
+    with watch(host.manager):
+        host.arrive("B", [0])
+        host.go({"B": 2}, ("d",))
+
+
+@moves(
+    queries_tokens_total=3,
+    flushes_total=1,
+    deferred_writes_total=1,
+    saved_rows_total=3,
+    saved_bytes_total=3 * ROW,
+    copy_bytes_total__direction_is_save=3 * ROW,
+    copy_bytes_total__direction_is_commit=3 * ROW,
+    steps_total__outcome_is_saved=1,
+    steps_total__outcome_is_materialized=1,
+    live_requests=1,
+    live_requests_peak=1,
+)
+def omni_flush(watch: Watch) -> None:
+    host = deferring(gpu_staging_bytes=4 * ROW)
+    host.arrive("A", [0])
+    host.go({"A": 3}, ("d",))
+    with watch(host.manager):
+        host.arrive("B", [1])
+        host.go({"B": 3}, ("d",))
+
+
+@moves(waits_total__cause_is_staging=1)
+def omni_staging_wait(watch: Watch) -> None:
+    host = Host(staging_depth=1, staging_claim_timeout_s=0.05)
+    host.arrive("A", [0])
+    host.run({"A": 1})
+    host.begin({"A": 1})
+    with watch(host.manager), pytest.raises(OmniPrefixCacheStagingTimeoutError):
+        host.save()
+    page = exposition.read(prometheus_text(host.manager))
+    assert 0.05 <= page.value("wait_seconds_total", cache="omni", cause="staging") < 5
+    assert page.value("staging_depth_limit", cache="omni") == 1
+    assert host.manager.stats()["waits"]["staging"]["count"] == host.manager.stats()["staging_waits"] == 1
+
+
+@moves(failed_writes_total=1, queries_tokens_total=1, saved_rows_total=1, saved_bytes_total=ROW,
+       copy_bytes_total__direction_is_save=ROW, steps_total__outcome_is_saved=1)  # fmt: skip
+def omni_failed_write(watch: Watch) -> None:
+    host = Host()
+    host.arrive("A", [0])
+    host.go({"A": 1})
+    host.begin({"A": 1})
+    host.fail_write()
+    with watch(host.manager), pytest.raises(OmniPrefixCacheUnmatchError, match="write failed"):
+        host.save()
+
+
+@moves(pending_reads=1, hits_total=1, hits_tokens_total=4, queries_tokens_total=5, saved_rows_total=1,
+       saved_bytes_total=ROW, copy_bytes_total__direction_is_save=ROW, steps_total__outcome_is_saved=1,
+       staging_depth=1, live_requests=1, live_requests_peak=1)  # fmt: skip
+def omni_pending_read(watch: Watch) -> None:
+    host = Host()
+    host.arrive("A", [0])
+    host.go({"A": 4})
+    with watch(host.manager):
+        host.arrive("B", [0, 1], hit=4)
+        host.run({"B": 1})
+
+
+# ------------------------------------------------------------------ manager
+
+
+@moves(
+    queries_tokens_total=300,
+    acquires_total=1,
+    reuse_outcomes_total__reason_is_extras_unknown=1,
+    leases=1,
+    leases_peak=1,
+    pages__pool_is_base__state_is_active=3,
+    pages__pool_is_base__state_is_free=-3,
+    pages_active_peak__pool_is_base=3,
+    usage_ratio__pool_is_base=3 / 8,
+)
+def manager_acquire(watch: Watch) -> None:
+    cache = ContextCacheManager(base_pages=8)
+    with watch(cache):
+        lease = cache.acquire(prompt(300)).lease
+    lease.release()
+
+
+def filled(pages: int = 8, tokens: int = 300, **settings: object) -> ContextCacheManager:
+    """A manager with one published prompt, and nobody who uses it."""
+    cache = ContextCacheManager(base_pages=pages, **settings)
+    with cache.acquire(prompt(tokens)).lease as lease:
+        cache.publish(lease, tokens)
+    return cache
+
+
+@moves(
+    leases=-1,
+    records=1,
+    cached_blocks__model_is_base=2,
+    pages__pool_is_base__state_is_active=-3,
+    pages__pool_is_base__state_is_cached=2,
+    pages__pool_is_base__state_is_free=1,
+    usage_ratio__pool_is_base=-3 / 8,
+)
+def manager_publish_and_release(watch: Watch) -> None:
+    cache = ContextCacheManager(base_pages=8)
+    lease = cache.acquire(prompt(300)).lease
+    with watch(cache):
+        cache.publish(lease, 300)
+        lease.release()
+
+
+@moves(
+    queries_tokens_total=310,
+    hits_tokens_total=256,
+    acquires_total=1,
+    reuse_outcomes_total__reason_is_none=1,
+)
+def manager_hit(watch: Watch) -> None:
+    cache = filled()
+    with watch(cache):
+        cache.acquire(prompt(310)).lease.release()
+
+
+@moves(
+    acquires_total=1,
+    infeasible_acquires_total=1,
+)
+def manager_infeasible(watch: Watch) -> None:
+    cache = filled()
+    with watch(cache):
+        assert cache.acquire(prompt(128 * 9, 1)).lease is None
+
+
+@moves(
+    queries_tokens_total=128 * 8,
+    acquires_total=1,
+    reuse_outcomes_total__reason_is_first_block=1,
+    evictions_total=1,
+    reclaimed_pages_total__pool_is_base=2,
+    records=-1,
+    cached_blocks__model_is_base=-2,
+    pages__pool_is_base__state_is_cached=-2,
+    pages__pool_is_base__state_is_free=2,
+    pages_active_peak__pool_is_base=5,
+)
+def manager_evict(watch: Watch) -> None:
+    cache = filled()
+    with watch(cache):
+        cache.acquire(prompt(128 * 8, 1)).lease.release()
+
+
+@moves(
+    queries_tokens_total=128 * 7,
+    acquires_total=1,
+    reuse_outcomes_total__reason_is_first_block=1,
+    shortened_records_total=1,
+    reclaimed_pages_total__pool_is_base=1,
+    cached_blocks__model_is_base=-1,
+    pages__pool_is_base__state_is_cached=-1,
+    pages__pool_is_base__state_is_free=1,
+    pages_active_peak__pool_is_base=4,
+)
+def manager_shorten(watch: Watch) -> None:
+    cache = filled(shorten_victims=True)
+    with watch(cache):
+        cache.acquire(prompt(128 * 7, 1)).lease.release()
+
+
+@moves(stale_publications_total=1)
+def manager_stale(watch: Watch) -> None:
+    cache = ContextCacheManager(base_pages=8)
+    lease = cache.acquire(prompt(300)).lease
+    cache.flush()
+    with watch(cache):
+        cache.publish(lease, 300)
+    lease.release()
+
+
+@moves(
+    queries_tokens_total=200,
+    acquires_total=1,
+    hash_collisions_total=1,
+    reuse_outcomes_total__reason_is_first_block=1,
+)
+def manager_collision(watch: Watch) -> None:
+    cache = filled(tokens=200, weak_hash=True)
+    with watch(cache):
+        cache.acquire(prompt(200, 1)).lease.release()
+
+
+# -------------------------------------------------------------- coordinator
+
+TABLE_ROW = 2 * 16 * 4  # bytes: K ids and V ids of 16 pages
+# Snapshots of a hybrid model: in two layers a state of 8 bytes and convolution state of
+# 4; of the page that is not full, K and V of 4 bytes for each token.
+RECURRENT = 2 * (8 + 4)
+PARTIAL_TOKEN = 2 * 4
+
+
+@moves(
+    queries_tokens_total=300,
+    acquires_total=1,
+    reuse_outcomes_total__reason_is_extras_unknown=1,
+    sequences_total__outcome_is_admitted=1,
+    plans_total__plan_is_no_reusable_prefix=1,
+    publications_total__outcome_is_committed=1,
+    copy_bytes_total__direction_is_upload=4 * TABLE_ROW,  # the whole table, which was never uploaded before
+    live_requests_peak=1,
+    leases_peak=1,
+    records=1,
+    cached_blocks__model_is_base=2,
+    pages__pool_is_base__state_is_cached=2,
+    pages__pool_is_base__state_is_free=-2,
+    pages_active_peak__pool_is_base=3,
+)
+def context_request(watch: Watch) -> None:
+    rig = Rig()
+    with watch(rig.coordinator):
+        rig.publish(prompt(300))
+
+
+@moves(
+    queries_tokens_total=310,
+    hits_tokens_total=256,
+    matched_tokens_total=256,
+    skipped_media_tokens_total=2,
+    acquires_total=1,
+    reuse_outcomes_total__reason_is_none=1,
+    sequences_total__outcome_is_admitted=1,
+    sequences_total__outcome_is_hit=1,
+    sequences_total__outcome_is_media=1,
+    plans_total__plan_is_standard=1,
+)
+def context_hit_with_media(watch: Watch) -> None:
+    rig = Rig()
+    media = [Hash128(1, i + 1) if i in (5, 6) else None for i in range(310)]
+    rig.publish(sequence(prompt(300), None, media[:300]))
+    with watch(rig.coordinator):
+        rig.hit(sequence(prompt(310), None, media))
+
+
+@moves(
+    acquires_total=1,
+    reuse_outcomes_total__reason_is_bypass=1,
+    sequences_total__outcome_is_admitted=1,
+    sequences_total__outcome_is_bypass=1,
+    plans_total__plan_is_no_reusable_prefix=1,
+)
+def context_bypass(watch: Watch) -> None:
+    rig = Rig()
+    rig.publish(prompt(300))
+    with watch(rig.coordinator):
+        rig.hit(prompt(300), bypass=True)
+
+
+@moves(
+    queries_tokens_total=256,
+    hits_tokens_total=128,
+    matched_tokens_total=256,
+    acquires_total=1,
+    reuse_outcomes_total__reason_is_full_input=1,
+    sequences_total__outcome_is_admitted=1,
+    sequences_total__outcome_is_hit=1,
+    plans_total__plan_is_full_input_rewind=1,
+    publications_total__outcome_is_existing=1,
+    copy_bytes_total__direction_is_upload=TABLE_ROW,
+)
+def context_full_input(watch: Watch) -> None:
+    rig = Rig()
+    rig.publish(prompt(256))
+    with watch(rig.coordinator):
+        rig.publish(prompt(256))
+
+
+@moves(quarantined_requests_total=1, poisoned=1)
+def context_poison(watch: Watch) -> None:
+    rig = Rig()
+    live = rig.begin(prompt(300))
+    live.prepare()
+    rig.sync.answer = 700
+    with watch(rig.coordinator):
+        assert live.finish() is Status.POISONED
+
+
+@moves(
+    copy_bytes_total__direction_is_capture=RECURRENT + 2 * PARTIAL_TOKEN,  # 130 tokens are a page and 2
+    pages__pool_is_partial__state_is_active=1,
+    pages__pool_is_partial__state_is_free=-1,
+    pages__pool_is_recurrent__state_is_active=1,
+    pages__pool_is_recurrent__state_is_free=-1,
+    pages_active_peak__pool_is_partial=1,
+    pages_active_peak__pool_is_recurrent=1,
+    usage_ratio__pool_is_partial=1,
+    usage_ratio__pool_is_recurrent=1,
+    snapshot_skips_total=1,  # the other sequence's
+)
+def hybrid_capture(watch: Watch) -> None:
+    rig = Rig(Kind.HYBRID, snapshots=1)
+    live = rig.begin(prompt(130), prompt(140, 1))
+    live.prepare()
+    live.compute()
+    with watch(rig.coordinator):
+        live.capture()
+
+
+@moves(
+    snapshot_restores_total=1,
+    copy_bytes_total__direction_is_restore=RECURRENT + 2 * PARTIAL_TOKEN,
+    copy_bytes_total__direction_is_upload=TABLE_ROW,
+)
+def hybrid_restore(watch: Watch) -> None:
+    rig = Rig(Kind.HYBRID)
+    rig.publish(prompt(130))
+    live = rig.begin(prompt(131))
+    with watch(rig.coordinator):
+        live.prepare()
+
+
+@moves(
+    capture_synchronizations_total=1,
+    copy_bytes_total__direction_is_capture=RECURRENT + 3 * PARTIAL_TOKEN,
+    pages__pool_is_partial__state_is_cached=1,
+    pages__pool_is_partial__state_is_free=-1,
+    pages__pool_is_recurrent__state_is_cached=1,
+    pages__pool_is_recurrent__state_is_free=-1,
+    publications_total__outcome_is_committed=1,
+    records=1,
+)
+def hybrid_decode_end(watch: Watch) -> None:
+    rig = Rig(Kind.HYBRID)
+    live = rig.begin(prompt(130)).prefill()
+    live.prepare_decode()
+    with watch(rig.coordinator):
+        live.complete([[1]], [0])
+
+
+@moves(copy_bytes_total__direction_is_compact=RECURRENT)
+def hybrid_compact(watch: Watch) -> None:
+    rig = Rig(Kind.HYBRID)
+    with watch(rig.coordinator):
+        rig.coordinator.move_slot_state([-1, 0])
+
+
+@moves(
+    draft_replays_total=1,
+    queries_tokens_total=310,
+    hits_tokens_total=128,
+    matched_tokens_total=256,
+    acquires_total=1,
+    plans_total__plan_is_standard=1,
+    reuse_outcomes_total__reason_is_replay=1,
+    sequences_total__outcome_is_admitted=1,
+    sequences_total__outcome_is_hit=1,
+)
+def eagle_replay(watch: Watch) -> None:
+    rig = Rig(Kind.EAGLE)
+    rig.publish(prompt(300))
+    with watch(rig.coordinator):
+        rig.hit(prompt(310))
+
+
+@moves(
+    pair_publications_total=1,
+    publications_total__outcome_is_committed=1,
+    records=1,
+    leases=-1,
+    live_requests=-1,
+    cached_blocks__model_is_base=2,
+    cached_blocks__model_is_draft=2,
+    pages__pool_is_base__state_is_active=-3,
+    pages__pool_is_base__state_is_cached=2,
+    pages__pool_is_base__state_is_free=1,
+    pages__pool_is_draft__state_is_active=-3,
+    pages__pool_is_draft__state_is_cached=2,
+    pages__pool_is_draft__state_is_free=1,
+    usage_ratio__pool_is_base=-3 / 64,
+    usage_ratio__pool_is_draft=-3 / 64,
+)
+def eagle_publish(watch: Watch) -> None:
+    rig = Rig(Kind.EAGLE)
+    live = rig.begin(prompt(300)).prefill()
+    with watch(rig.coordinator):
+        live.finish()
+
+
+@moves(waits_total__cause_is_synchronize=1)
+def context_synchronize(watch: Watch) -> None:
+    rig = Rig()
+    with watch(rig.coordinator):
+        _ffi.load().check(rig.coordinator._library.context_synchronize(rig.coordinator.handle))
+
+
+@pytest.mark.parametrize("expected,scenario", [pytest.param(e, f, id=f.__name__) for e, f in SCENARIOS])
+def test_what_moves(expected: Expected, scenario: Callable) -> None:
+    watch = Watch()
+    scenario(watch)
+    assert watch.changes == {name: round(n, 9) for name, n in expected.items() if n}
+
+
+# What the scenarios leave out: tested below by name, or where there is a device.
+BELOW = {
+    "copy_timed_bytes_total",
+    "copy_seconds_total",
+    "planning_seconds_total",
+    "wait_seconds_total",
+    "queue_age_seconds",
+    "queue_age_peak_seconds",
+    "reserved_bytes",
+    "staged_bytes_limit",
+    "staging_depth_limit",
+    "snapshot_bytes",
+    "result_buffer_bytes",
+    "result_buffers_total",
+    "build_info",
+    "pinned_bytes",  # and the copies clone and d2h, the waits for landing and upload: device_tests
+}
+
+
+def test_every_metric_has_a_test() -> None:
+    moving = {name.split()[0] for expected, _ in SCENARIOS for name, n in expected.items() if n}
+    assert moving | BELOW == set(NAMES) and not moving & BELOW
+
+
+# ---------------------------------------------------------- times and limits
+
+
+def page(*caches: object, **labels: str) -> exposition.Page:
+    return exposition.read(prometheus_text(*caches, labels=labels))
+
+
+def test_large_copies_are_timed_and_small_ones_are_not() -> None:
+    host = Host(num_blocks=64)
+    began = time.monotonic()
+    host.arrive("A", list(range(32)))
+    host.begin({"A": 64})
+    host.save({"wide": host.outputs("wide", width=4096)}, hidden=None)  # 1 MiB
+    host.begin({"A": 1})
+    host.save({"wide": host.outputs("wide", width=4096)}, hidden=None)
+    most = time.monotonic() - began
+    p = page(host.manager)
+    assert p.value("copy_bytes_total", cache="omni", direction="save") == 65 * 16384
+    assert p.value("copy_timed_bytes_total", cache="omni", direction="save") == 64 * 16384
+    assert 0 < p.value("copy_seconds_total", cache="omni", direction="save") < most
+    copies = host.manager.stats()["copies"]["save"]
+    assert copies["bytes"] == 65 * 16384 and copies["timed_bytes"] == 64 * 16384 and 0 < copies["seconds"] < most
+
+
+def test_time_of_planning() -> None:
+    rig = Rig()
+    began = time.monotonic()
+    rig.begin(prompt(300))
+    assert 0 < page(rig.coordinator).value("planning_seconds_total", cache="context") < time.monotonic() - began
+
+
+def test_time_of_waits_and_of_the_queue() -> None:
+    host = Host(eager=False, num_blocks=64)
+    began = time.monotonic()
+    host.arrive("A", list(range(32)))
+    for _ in range(2):
+        host.begin({"A": 64})
+        host.save({"wide": host.outputs("wide", width=4096)}, hidden=None)  # to the background thread
+    most = time.monotonic() - began
+    eventually(lambda: host.manager.stats()["pending_writes"] == 0)
+    p = page(host.manager)
+    waits = p.value("waits_total", cache="omni", cause="step")
+    assert waits in (0, 1)  # whether the second save has met the first one's write
+    assert (0 < p.value("wait_seconds_total", cache="omni", cause="step") < most) == bool(waits)
+    assert p.value("queue_age_seconds", cache="omni") == 0
+    assert 0 < p.value("queue_age_peak_seconds", cache="omni") < most + 5
+    host.manager.shutdown()
+
+
+def test_sizes_that_were_asked_for() -> None:
+    host = Host(staging_depth=3, gpu_staging_bytes=12345)
+    p = page(host.manager)
+    assert p.value("staging_depth_limit", cache="omni") == 3
+    assert p.value("staged_bytes_limit", cache="omni") == 12345
+    assert p.value("reserved_bytes", cache="omni") == 0
+    host.arrive("A", [0])
+    host.go({"A": 1})
+    assert page(host.manager).value("reserved_bytes", cache="omni") >= 64 * ROW  # 16 blocks of 4
+    hybrid = page(Rig(Kind.HYBRID, snapshots=5).coordinator)
+    assert hybrid.value("snapshot_bytes", cache="context") == 5 * (RECURRENT + 128 * PARTIAL_TOKEN)
+    assert hybrid.value("pinned_bytes", cache="context") == 0  # no device
+
+
+def test_result_buffers() -> None:
+    library = _ffi.load()
+    data, buffers = ctypes.c_void_p(), [ctypes.c_uint64(), ctypes.c_uint64()]
+    before = page()
+
+    def change(name: str, **labels: str) -> float:
+        return page().value(name, **labels) - before.value(name, **labels)
+
+    size = 600 << 20  # nobody else has one of this size
+    library.check(library.buffer_acquire(size, ctypes.addressof(data), ctypes.addressof(buffers[0])))
+    assert change("result_buffer_bytes", state="in_use") >= size
+    assert change("result_buffers_total", source="fresh") == 1
+    library.check(library.buffer_release(buffers[0].value))
+    assert change("result_buffer_bytes", state="in_use") == 0
+    assert page().value("result_buffer_bytes", state="retained") >= size
+    library.check(library.buffer_acquire(size, ctypes.addressof(data), ctypes.addressof(buffers[1])))
+    assert change("result_buffers_total", source="recycled") == 1
+    library.check(library.buffer_release(buffers[1].value))
+
+
+def test_build_info() -> None:
+    library = _ffi.load()
+    labels = {"version": library.version().decode(), "kernel": library.kernel_name().decode()}
+    assert page().value("build_info", **labels) == 1
+
+
+# --------------------------------------------------------------------- page
+
+
+def test_several_caches_on_one_page() -> None:
+    host, other, rig = Host(), Host(), Rig()
+    with ContextCacheManager(base_pages=8) as manager:
+        p = page(
+            (host.manager, {"engine": "0"}), (other.manager, {"engine": "1"}), rig.coordinator,
+            (manager, {"engine": "2"}), name="m",
+        )  # fmt: skip
+        engines = {
+            dict(labels).get("engine") for name, labels in p.samples if name == "prefixcache_queries_tokens_total"
+        }
+        assert engines == {"0", "1", "2", None}
+        assert all(
+            ("name", "m") in labels for name, labels in p.samples if "result_buffer" not in name and "build" not in name
+        )
+
+
+def test_label_values_are_escaped() -> None:
+    values = {"quote": 'a"b', "slash": "a\\b\\n", "line": "a\nb", "brace": "},{", "empty": "", "more": "é\t\u2028"}
+    p = page(Rig().coordinator, **values)
+    assert p.value("leases", cache="context", **values) == 0
+
+
+def test_a_value_that_is_not_utf_8_does_not_spoil_the_page() -> None:
+    assert page(Rig().coordinator, broken="a\ud800b").value("leases", cache="context", broken="a?b") == 0
+    label = (_ffi.Label * 1)(_ffi.Label(b"x", b"a\xff\xfeb"))
+    rig = Rig()
+    source = (_ffi.MetricsSource * 1)(_ffi.MetricsSource(rig.coordinator.handle, label, 1))
+    text, size = ctypes.create_string_buffer(1 << 16), ctypes.c_uint64()
+    library = _ffi.load()
+    library.check(library.metrics_text(ctypes.addressof(source), 1, ctypes.addressof(text), len(text), size))
+    assert exposition.read(text.value.decode()).value("leases", cache="context", x="a\ufffdb") == 0
+
+
+@pytest.mark.parametrize(
+    "labels,said",
+    [
+        ({"": "x"}, "a name"),
+        ({"1a": "x"}, "no digit first"),
+        ({"a-b": "x"}, "letters, digits and _"),
+        ({"é": "x"}, "letters, digits and _"),
+        ({"__name__": "x"}, "begins with __"),
+        ({"cache": "x"}, "the library's own labels"),
+        ({"direction": "x"}, "the library's own labels"),
+        ({"a": 1}, "expected a string"),
+        ({"a": "x\0y"}, "zero byte"),
+        ({"a": "x" * 5000}, "more than 4096 bytes"),
+    ],
+)
+def test_labels_that_cannot_be(labels: dict, said: str) -> None:
+    with pytest.raises(PrefixCacheArgumentError, match=re.escape(said)):
+        prometheus_text(Rig().coordinator, labels=labels)
+
+
+def test_two_caches_that_cannot_be_told_apart() -> None:
+    host, rig = Host(), Rig()
+    for pair in (
+        (host.manager, host.manager),
+        (rig.coordinator, rig.coordinator),
+        (rig.coordinator, rig.coordinator.manager()),
+    ):
+        with pytest.raises(
+            PrefixCacheArgumentError, match=r"sources\[1\]: the same kind of cache and labels as sources\[0\]"
+        ):
+            prometheus_text(*pair, labels={"engine": "0"})
+
+
+def test_what_is_no_cache() -> None:
+    closed = ContextCacheManager(base_pages=8)
+    closed.close()
+    for cache in (closed, object(), 7):
+        with pytest.raises(PrefixCacheError):
+            prometheus_text(cache)
+    assert page().samples  # what belongs to the process
+
+
+def test_room_of_any_size() -> None:
+    library, rig = _ffi.load(), Rig()
+    source = (_ffi.MetricsSource * 1)(_ffi.MetricsSource(rig.coordinator.handle, None, 0))
+    at, size = ctypes.addressof(source), ctypes.c_uint64()
+    library.check(library.metrics_text(at, 1, 0, 0, size))
+    whole = ctypes.create_string_buffer(size.value + 1)
+    library.check(library.metrics_text(at, 1, ctypes.addressof(whole), len(whole), size))
+    exposition.read(whole.value.decode())
+    for space in (1, 2, 100, size.value):
+        part = ctypes.create_string_buffer(b"#" * (space + 8), space + 8)
+        library.check(library.metrics_text(at, 1, ctypes.addressof(part), space, size))
+        assert part.raw == whole.raw[: space - 1] + b"\0" + b"#" * 8
+        assert size.value == len(whole) - 1
+
+
+@pytest.mark.parametrize("arguments", ["no sources", "no text", "no size", "no labels", "null name", "null value"])
+def test_null_arguments(arguments: str) -> None:
+    library, rig = _ffi.load(), Rig()
+    label = (_ffi.Label * 1)(
+        _ffi.Label(None if arguments == "null name" else b"a", None if arguments == "null value" else b"b")
+    )
+    labels = None if arguments == "no labels" else label
+    source = (_ffi.MetricsSource * 1)(_ffi.MetricsSource(rig.coordinator.handle, labels, 1))
+    at = 0 if arguments == "no sources" else ctypes.addressof(source)
+    text, size = ctypes.create_string_buffer(100), ctypes.c_uint64()
+    out = None if arguments == "no size" else size
+    status = library.metrics_text(at, 1, 0 if arguments == "no text" else ctypes.addressof(text), 100, out)
+    assert status == -1 and arguments.split()[1] in library.error_text()
+
+
+def test_the_reader_of_these_tests_is_strict() -> None:
+    good = '# HELP a_total A.\n# TYPE a_total counter\na_total{x="1"} 1\n'
+    exposition.read(good)
+    for bad in (
+        good[:-1],
+        good + 'a_total{x="1"} 2\n',
+        good + "b 1\n",
+        good.replace("# HELP a_total A.\n", ""),
+        good.replace("# TYPE a_total counter\n", ""),
+        good.replace("counter", "gauge"),
+        good.replace('"1"', '"\\t"'),
+        good.replace('"1"', '"1",'),
+        good.replace('x="1"', 'x="1",x="2"'),
+        good.replace(" 1\n", " -1\n"),
+        good.replace(" 1\n", "  1\n"),
+        good.replace("a_total", "a_ms_total"),
+        good + good,
+    ):
+        with pytest.raises(AssertionError):
+            exposition.read(bad)
+
+
+# ------------------------------------------------------------------- client
+
+CLIENT = "prometheus_client==0.26.0"  # pure Python, for these tests only
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[str]:
+    """Where the client is installed, outside of the interpreter's own packages."""
+    folder = REPOSITORY / "build" / CLIENT.replace("==", "-")
+    if not (folder / "complete").exists():
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--upgrade",
+            "--target",
+            str(folder),
+            CLIENT,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            if os.environ.get("PREFIXCACHE_OFFLINE") == "1":
+                pytest.skip(f"{CLIENT} could not be installed for this test")
+            pytest.fail(f"{CLIENT} could not be installed for this test: {done.stderr[-500:]}", pytrace=False)
+        (folder / "complete").touch()
+    return str(folder)
+
+
+def test_the_client_reads_the_page_and_writes_the_same(client: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(client)
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    rig = Rig()
+    rig.publish(prompt(300))
+    labels = {"engine": 'a"b\\c\nd'}
+    registry = CollectorRegistry()
+    registry.register(PrometheusCollector(rig.coordinator, labels=labels))
+    ours = exposition.read(prometheus_text(rig.coordinator, labels=labels))
+    theirs = exposition.read(generate_latest(registry).decode())
+    assert theirs.types == ours.types and theirs.help == ours.help
+    assert theirs.samples == ours.samples
+    assert theirs.value("leases_peak", cache="context", **labels) == 1
