@@ -342,3 +342,26 @@ func TestDeviceRowsAreChecked(t *testing.T) {
 		t.Fatalf("refused saves asked the device for %q", d.log)
 	}
 }
+
+// The deferred rows of a device step come with the step's job. When that fails, they
+// never came: a deferred write that is queued behind it commits nothing.
+func TestO28_DeferredRowsOfAFailedDeviceStepAreNotCommitted(t *testing.T) {
+	r, d := newDeviceRig(t, Config{Threaded: true})
+	r.begin(nil, arrive(1)...)
+	step, err := r.saveOn(map[string]uint64{"a": 10, "d": 20}, chunk{1, span(0, 4)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.begin([]uint64{1})
+	d.failOn = AwaitLanded
+	for r.runOne() {
+	}
+	if _, err := r.tryRead(step, "d"); status.CodeOf(err) != status.Unmatch {
+		t.Fatalf("read after a failed write: %v", err)
+	}
+	for i, st := range r.states("d", span(0, 4)...) {
+		if st.State != InTransit {
+			t.Errorf("slot %d is %v with row %v, expected in transit for good (O-7)", i, st.State, r.rows("d", int64(i)))
+		}
+	}
+}

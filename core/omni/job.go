@@ -63,6 +63,7 @@ type jobState struct {
 	stepCopies []Copy
 	stepTaken  bool
 	stepLands  bool // its page lands first
+	missed     bool // such a step failed: deferred rows that it should have brought are not there
 	stepQueued int64
 	await      [1]Command
 }
@@ -195,20 +196,25 @@ func (c *Cache) finishJob(j *Job, err error) {
 	case StepWrite:
 		c.staged -= s.stepBytes
 		c.releasePage(s.stepPage, pageByWrite)
-		s.step, s.stepTaken, s.stepBytes, s.stepLands = 0, false, 0, false
 		if err == nil {
 			c.written = j.Step
 		} else {
+			s.missed = s.stepLands
 			c.fail(err, "step %d", j.Step)
 		}
+		s.step, s.stepTaken, s.stepBytes, s.stepLands = 0, false, 0, false
 	case DeferredWrite:
-		if err == nil {
+		switch {
+		case err != nil:
+			c.defs.mustMove(j.write, writeFailed)
+			c.fail(err, "deferred write %d of req %s", j.Write, c.nameOf(j.Request))
+		case s.missed:
+			// Its rows may be those that did not come, and nothing will be read again.
+			c.defs.mustMove(j.write, writeFailed)
+		default:
 			c.defs.mustMove(j.write, writeWritten)
 			c.commit(j.write)
 			c.stats.DeferredWrites++
-		} else {
-			c.defs.mustMove(j.write, writeFailed)
-			c.fail(err, "deferred write %d of req %s", j.Write, c.nameOf(j.Request))
 		}
 		c.retire(j.write)
 		c.zeroLate()
