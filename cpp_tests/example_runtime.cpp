@@ -58,10 +58,14 @@ int main() {
     KVPageTable table(kMaxBatch, kMaxTokens / kPageTokens, kPages);
     ContextCacheConfig config;
     config.enabled = true;
-    DeploymentConfig deployment;
+    DeploymentConfig deployment;  // as your engine states its model
     deployment.base.maxBatchSize = kMaxBatch;
-    ContextCacheCoordinator coordinator(config, deployment, ContextCacheDeploymentKind::kVanilla, {cache, table},
-                                        stream);
+    deployment.base.capacityTokens = kMaxTokens;
+    deployment.base.numPages = kPages;
+    deployment.base.layers.assign(32, LayerKind::kAttention);
+    deployment.base.kvLayers.assign(32, {8, 128});
+    auto const kind = validateContextCacheDeployment(deployment);  // throws, and says why, when it is not served
+    ContextCacheCoordinator coordinator(config, deployment, kind, {cache, table}, stream);
 
     // Two users share a system prompt; the second request finds it.
     std::vector<int32_t> const system(300, 42);
