@@ -138,7 +138,12 @@ func (tr *tracer) say(format string, args ...any) {
 	tr.log = append(tr.log, fmt.Sprintf(format, args...))
 }
 
+// check verifies the structure: half of a trace's time. Traces on the host do so each
+// time; what a device adds shows in rows, and in what the simulated driver reports.
 func (tr *tracer) check() {
+	if tr.dev != nil && !tr.ending && tr.rng.IntN(4) > 0 {
+		return
+	}
 	if err := tr.c.Check(); err != nil {
 		tr.t.Fatal(err)
 	}
