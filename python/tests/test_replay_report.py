@@ -121,14 +121,17 @@ def saved(folder):
 
 @pytest.fixture(scope="module")
 def pages(folder, saved):
-    """Reports: of one run, of two that are compared, of a sweep."""
+    """Reports: of one run, of two that are compared, of a sweep and of two."""
     path = folder / "compared.html"
     arguments = ["--part", "context", "--requests", "60", "--quiet", "--compare", str(saved["small"])]
     assert main([*arguments, "--report", str(path)]) == 0
-    return {"whole": folder / "whole.html", "compared": path, "sweep": folder / "sweep.html"}
+    sweeps = folder / "sweeps.html"
+    arguments = ["--sweep", "tokens=50k:1M:x3", "--page", "16", "--requests", "60", "--quiet"]
+    assert main([*arguments, "--compare", str(saved["sweep"]), "--report", str(sweeps)]) == 0
+    return {"whole": folder / "whole.html", "compared": path, "sweep": folder / "sweep.html", "sweeps": sweeps}
 
 
-@pytest.mark.parametrize("page", ["whole", "compared", "sweep"])
+@pytest.mark.parametrize("page", ["whole", "compared", "sweep", "sweeps"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_page_is_whole_readable_and_quiet(tab, pages, page, width, scheme):
@@ -141,7 +144,7 @@ def test_page_is_whole_readable_and_quiet(tab, pages, page, width, scheme):
     dark = tab.run("getComputedStyle(document.body).backgroundColor").startswith("rgb(19,")
     assert dark == (scheme == "dark")
     charts = tab.run(CHARTS)
-    assert len(charts) == {"whole": 12, "compared": 6, "sweep": 1}[page]
+    assert len(charts) == {"whole": 12, "compared": 6, "sweep": 1, "sweeps": 1}[page]
     for chart in charts:
         assert chart["paths"], chart
         assert all(path and "NaN" not in path for path in chart["paths"]), chart
@@ -258,6 +261,17 @@ def test_two_runs_are_compared_in_words(capsys, saved):
     assert re.search(r"prompt tokens +[\d,]+ +[\d,]+ +same", text)
     assert main([*arguments[:-4], "--pages", "24000", "--compare", str(saved["small"])]) == 0
     assert re.search(r"records evicted +0 +[\d,]+ +-100\.0 %", capsys.readouterr().out)
+
+
+def test_two_sweeps_are_compared_by_tokens(capsys, saved):
+    sweep = ["--requests", "60", "--quiet", "--sweep", "pages=1000,4000", "--compare"]
+    assert main([*sweep, str(saved["sweep"]), "--page", "64"]) == 0
+    text = capsys.readouterr().out.partition("compared with")[2]
+    for tokens in (64_000, 256_000):
+        assert re.search(rf"^  {tokens:,} +0\.\d+ +0\.\d+ +[+-]\d+\.\d\d pt$", text, re.MULTILINE), text
+    assert re.search(r"^  2,048,000 +- +0\.\d+ +-$", text, re.MULTILINE), text
+    assert main([*sweep, str(saved["small"])]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("the two runs have no part in common")
 
 
 def shortened(value):

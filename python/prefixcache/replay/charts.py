@@ -155,7 +155,9 @@ def sweep(runs: Runs) -> Chart:
     """Hit rate against capacity, and the bounds."""
     lines, tables = [], []
     note = ""
-    ticks = sorted({z["pages"] for _, document in runs for z in document["sweep"]["sizes"]})
+    # Pages of two sizes have nothing in common but what they hold.
+    unit = "pages" if len({document["sweep"]["page"] for _, document in runs}) == 1 else "tokens"
+    ticks = sorted({z[unit] for _, document in runs for z in document["sweep"]["sizes"]})
     for i, (run, document) in enumerate(runs):
         s = document["sweep"]
         sizes = s["sizes"]
@@ -164,9 +166,10 @@ def sweep(runs: Runs) -> Chart:
             ("least_recent", "least-recent bound", 2),
             ("optimal", "optimal bound", 3),
         ):
-            points = [(z["pages"], z[key]) for z in sizes if z[key] is not None]
+            points = [(z[unit], z[key]) for z in sizes if z[key] is not None]
             if points:
-                lines.append(line(named(name, run), i, colour, points))
+                # The library often lies on the least-recent bound: a wide line shows below it.
+                lines.append({**line(named(name, run), i, colour, points), "wide": key == "least_recent"})
         table = Table(named("Hit rate", run), ["pages", "M tokens", "library", "least-recent", "optimal"])
         for z in sizes:
             rates = (z["hit_rate"], z["least_recent"], z["optimal"])
@@ -182,7 +185,7 @@ def sweep(runs: Runs) -> Chart:
     spec = {
         "kind": "lines",
         "marks": True,
-        "x": {**axis("pages", "count", "log"), "ticks": ticks},
+        "x": {**axis(unit, "count", "log"), "ticks": ticks},
         "y": axis("hit tokens of prompt tokens", "percent"),
         "lines": lines,
     }

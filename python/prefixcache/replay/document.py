@@ -122,8 +122,19 @@ def comparison_lines(this: dict[str, Any], other: dict[str, Any], name: str) -> 
                     (f"{call} {q}, us", latency[f"{q}_us"], b["latencies"][call][f"{q}_us"]) for q in ("p50", "p99")
                 ]
         lines.append(part)
-        lines += [f"  {k:<32}{number(v):>18}{number(w):>20}{difference(k, v, w):>14}" for k, v, w in rows]
-    return lines
+        lines += [_compared(*row) for row in rows]
+    if this["sweep"] and other["sweep"]:
+        rates = [{size["tokens"]: size["hit_rate"] for size in run["sweep"]["sizes"]} for run in (this, other)]
+        lines.append("hit rate with a capacity of so many tokens")
+        lines += [
+            _compared(f"{t:,}", rates[0].get(t), rates[1].get(t), rate=True) for t in sorted({*rates[0], *rates[1]})
+        ]
+    return lines if len(lines) > 1 else ["the two runs have no part in common"]
+
+
+def _compared(name: str, this: float | None, other: float | None, rate: bool = False) -> str:
+    apart = difference("hit rate" if rate else name, this, other)
+    return f"  {name:<32}{number(this):>18}{number(other):>20}{apart:>14}"
 
 
 def number(value: float | None) -> str:

@@ -67,6 +67,8 @@
 
   // ----------------------------------------------------------------- chart
 
+  const style = (line) => `line colour${line.colour}${line.wide ? " wide" : ""}${line.dashed ? " dashed" : ""}`;
+
   const draw = (plot) => {
     const spec = charts[plot.dataset.chart];
     const width = Math.max(220, Math.floor(plot.clientWidth));
@@ -99,9 +101,9 @@
       text(svg, Math.min(at, width - 4 * label.length), HEIGHT - BOTTOM + 17, "middle", label);
     }
     text(svg, width - RIGHT, HEIGHT - 4, "end", spec.x.label);
-    for (const line of spec.lines) {
+    for (const line of [...spec.lines].reverse()) { // the first one on top
       const path = line.points.map((p, i) => `${i ? "L" : "M"}${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
-      element("path", { class: `line colour${line.colour}${line.dashed ? " dashed" : ""}`, d: path }, svg);
+      element("path", { class: style(line), d: path }, svg);
       if (spec.marks) {
         for (const p of line.points) element("circle", { class: `colour${line.colour}`, cx: x(p[0]), cy: y(p[1]), r: 3 }, svg);
       }
@@ -116,7 +118,7 @@
     for (const line of spec.lines) {
       const item = document.createElement("li");
       const swatch = element("svg", { viewBox: "0 0 28 10", "aria-hidden": "true" });
-      element("line", { class: `line colour${line.colour}${line.dashed ? " dashed" : ""}`, x1: 0, x2: 28, y1: 5, y2: 5 }, swatch);
+      element("line", { class: style(line), x1: 0, x2: 28, y1: 5, y2: 5 }, swatch);
       item.append(swatch, line.name);
       list.append(item);
     }

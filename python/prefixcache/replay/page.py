@@ -113,7 +113,7 @@ class _Page:
         self._specs.append(chart.spec)
         note = f"<p class=note>{escape(chart.note)}</p>" if chart.note else ""
         self._out.append(
-            f"<figure>\n<figcaption><h{level}>{escape(chart.title)}</h{level}>{note}</figcaption>\n"
+            f"<figure{' class=pair' if len(chart.tables) > 1 else ''}>\n<figcaption><h{level}>{escape(chart.title)}</h{level}>{note}</figcaption>\n"
             f'<div class=plot data-chart="{index}" data-title="{escape(chart.title, quote=True)}"></div>'
         )
         self._tables(chart.tables)
