@@ -243,3 +243,24 @@ def test_a_caller_gets(name, request, lib):
     status = function(*(made[a]() for a in arguments))
     assert (status, name) == (STATUSES[name], name)
     assert lib.pc_status_name(status).decode() == name
+
+
+def test_an_object_that_a_panic_left_is_out_of_use_and_no_other():
+    status = in_a_process_of_its_own("""
+        from abi_context import World
+        world = World()
+        good = world.good("manager_append")
+        broken, other = world.manager(), world.manager()
+        lease = broken.acquire(list(range(5000, 5010))).lease
+        values = good | {"manager": broken.handle, "lease": lease.handle}
+        assert world.call("manager_append", values, tokens=8, num_tokens=4) == -32, world.error()
+        assert "internal error" in world.error()
+        assert world.call("manager_append", values) == -32
+        assert "left unusable by an internal error" in world.error(), world.error()
+        assert world.call("manager_check", {"manager": other.handle}) == 0, world.error()
+        handle = c_uint64(broken.handle)
+        print(world.call("manager_destroy", {"manager": handle}))
+        sys.stdout.flush()
+        os._exit(0)
+        """)
+    assert status == STATUSES["PC_OK"], "it can be destroyed"

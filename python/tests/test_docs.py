@@ -28,7 +28,12 @@ import pytest
 from test_vllm_omni import fetch
 from wheel_host import REPOSITORY, clean_environment, environment, run
 
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in (REPOSITORY / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *sorted(f"docs/{p.name}" for p in (REPOSITORY / "docs").glob("*.md")),
+]
 KINDS = ("python", "python torch", "python vllm-omni", "cpp", "sh", "sh scratch", "sh dry-run", "text", "text output")
 LIBRARY = REPOSITORY / "build" / "libprefixcache.so"
 
