@@ -27,8 +27,14 @@ func (m *Manager) Acquire(req *AcquireRequest) (AcquireResult, error) {
 		m.counters.Infeasible++
 		return AcquireResult{InsufficientCapacity, 0, f.plan}, nil
 	}
+	if m.tenants != nil && !m.withinQuota(f.realm, req.Extras, m.inactive(f.bound), f.plan.Demand[BasePages]) {
+		m.counters.Infeasible++
+		return AcquireResult{OverQuota, 0, f.plan}, nil
+	}
 	m.open(i, req, &f)
+	m.evictOwn(m.leases[i].realm, f.plan.Demand[BasePages], f.record)
 	m.evictFor(f.plan.Demand, f.record)
+	m.endCause()
 	m.touchFound(&f)
 	m.fill(i, req, &f)
 	return AcquireResult{Acquired, m.leaseID(i), f.plan}, nil
@@ -53,6 +59,7 @@ func (m *Manager) AcquireBatch(reqs []AcquireRequest, out []AcquireResult) (bool
 	for i := range reqs {
 		lease, f := m.prepare(&reqs[i])
 		m.open(lease, &reqs[i], &f)
+		f.realm = m.leases[lease].realm
 		m.batch = append(m.batch, f)
 		out[i] = AcquireResult{Acquired, m.leaseID(lease), f.plan}
 		for pool, n := range f.plan.Demand {
@@ -60,10 +67,17 @@ func (m *Manager) AcquireBatch(reqs []AcquireRequest, out []AcquireResult) (bool
 		}
 	}
 	// What the plans bind is pinned, that is active, by now.
-	if !m.base.canHold(0, total[BasePages]) || !m.draft.canHold(0, total[DraftPages]) {
+	refused := Acquired
+	switch {
+	case !m.base.canHold(0, total[BasePages]) || !m.draft.canHold(0, total[DraftPages]):
+		refused = InsufficientCapacity
+	case !m.batchWithinQuota():
+		refused = OverQuota
+	}
+	if refused != Acquired {
 		for i := range out { // none of these leases can be stale
 			_ = m.Release(out[i].Lease)
-			out[i].Status, out[i].Lease = InsufficientCapacity, 0
+			out[i].Status, out[i].Lease = refused, 0
 			m.counters.Infeasible++
 		}
 		clear(m.batch) // it points into the caller's arrays
@@ -72,7 +86,9 @@ func (m *Manager) AcquireBatch(reqs []AcquireRequest, out []AcquireResult) (bool
 	for i := range m.batch { // the victims come before every record that was hit
 		m.touchFound(&m.batch[i])
 	}
+	m.evictForBatch()
 	m.evictFor(total, -1)
+	m.endCause()
 	for i := range m.batch {
 		m.fill(int32(out[i].Lease&0xFFFFFFFF)-1, &reqs[i], &m.batch[i])
 	}
@@ -147,6 +163,7 @@ func (m *Manager) fill(i int32, req *AcquireRequest, f *found) {
 	l.dependency = int32(pl.Dependency)
 	l.cursor, l.miss = f.match, f.src.miss
 	m.counters.ReasonCount[pl.Reason]++
+	m.asked(l.realm, f.n, pl.Reuse)
 	if req.Policy == UseCache {
 		m.counters.QueryTokens += uint64(f.n)
 		m.counters.HitTokens += uint64(pl.Reuse)
@@ -231,10 +248,12 @@ func (m *Manager) Grow(id LeaseID, base, draft int) (bool, error) {
 	if base|draft == 0 {
 		return true, nil
 	}
-	if !m.base.canHold(0, base) || !m.draft.canHold(0, draft) {
+	if !m.base.canHold(0, base) || !m.draft.canHold(0, draft) || !m.withinQuota(l.realm, nil, 0, base) {
 		return false, nil
 	}
+	m.evictOwn(l.realm, base, -1)
 	m.evictFor(Demand{base, draft}, -1)
+	m.endCause()
 	m.takeCells(l, base)
 	if draft > 0 {
 		l.draft = m.draft.take(draft, l.draft)

@@ -37,6 +37,14 @@ type Config struct {
 	// keeps a little more of what is hit, for a walk over the victim's last run.
 	ShortenVictims bool
 
+	// TenantQuota is the share, in per mille, of base pages and of records that one
+	// tenant may hold unless SetQuota says otherwise; see tenant.go. 0: tenants are
+	// neither limited nor counted. 1000: counted, not limited.
+	TenantQuota int
+
+	// ZeroOnRelease clears tokens and digests that nothing can find any more; see zero.go.
+	ZeroOnRelease bool
+
 	// Hash is the table hash of a block, nil for the built-in one. Tests plant
 	// a weak one: identity must not depend on it.
 	Hash func(parent uint32, words []int32) uint64
@@ -60,8 +68,16 @@ func (c *Config) check() error {
 			return status.New(status.InvalidArgument, "%s is %d, want 0..%d", f.name, f.value, maxCapacity)
 		}
 	}
+	if c.TenantQuota < 0 || c.TenantQuota > 1000 {
+		return status.New(status.InvalidArgument, "TenantQuota is %d per mille, want 0..1000", c.TenantQuota)
+	}
 	if c.Identity > Keys {
 		return status.New(status.InvalidArgument, "Identity is %d, want 0 (tokens) or 1 (keys)", c.Identity)
 	}
 	return nil
+}
+
+// tableBytes is what New takes of the Go heap: the links and counts of all pools.
+func (c *Config) tableBytes() int64 {
+	return 4*int64(c.BasePages) + 16*int64(c.DraftPages) + 12*int64(c.RecurrentSlots+c.PartialSlots)
 }

@@ -33,6 +33,7 @@ type content struct {
 	seed  maphash.Seed
 	hash  func(parent uint32, words []int32) uint64
 	early int32   // see scattered
+	zero  bool    // Config.ZeroOnRelease
 	mixed []int32 // scratch: words and digests of a media block, to be hashed
 }
 
@@ -85,7 +86,9 @@ func (c *content) clearMedia(id int32) {
 	if c.mediaOf == nil || c.mediaOf[id] == 0 {
 		return
 	}
-	c.mediaFree = append(c.mediaFree, c.mediaOf[id]-1)
+	entry := c.mediaOf[id] - 1
+	clear(c.media[int(entry)*c.width : int(entry+1)*c.width])
+	c.mediaFree = append(c.mediaFree, entry)
 	c.mediaOf[id] = 0
 }
 
@@ -156,7 +159,7 @@ func (c *content) fillMedia(id int32, media []Hash128) {
 		entry, c.mediaFree = c.mediaFree[n-1], c.mediaFree[:n-1]
 	} else {
 		entry = int32(len(c.media) / c.width)
-		c.media = append(c.media, make([]Hash128, c.width)...)
+		c.media = add(c.media, c.zero, make([]Hash128, c.width)...)
 	}
 	at := c.media[int(entry)*c.width : int(entry+1)*c.width]
 	clear(at[copy(at, media):])
@@ -236,6 +239,9 @@ func (c *content) hashBlock(parent int32, words []int32, media []Hash128) uint64
 			c.mixed = append(c.mixed, keyWords(media[i:i+1])...)
 		}
 		words = c.mixed
+		if c.zero {
+			defer clear(c.mixed)
+		}
 	}
 	if c.hash != nil {
 		return c.hash(uint32(parent), words)

@@ -111,6 +111,9 @@ func (m *Manager) trim(id int32) int {
 		id = up
 	}
 	m.freeCells(gone, shadow)
+	if !shadow {
+		m.charge(realm, -gone.n, 0)
+	}
 	if m.realms[realm].leases == 0 {
 		m.closeRealm(realm)
 	}
@@ -122,6 +125,7 @@ func (m *Manager) trim(id int32) int {
 
 // enforceLimit evicts records that were there before keep until the limit holds.
 func (m *Manager) enforceLimit(keep int32) {
+	m.enforceOwn(keep)
 	for m.recordCount > m.cfg.MaxRecords {
 		victim := m.order.First()
 		if victim == keep && m.recordCount > 1 {
@@ -129,6 +133,7 @@ func (m *Manager) enforceLimit(keep int32) {
 		}
 		m.evict(victim)
 	}
+	m.endCause()
 }
 
 // EvictRecord drops one record (C-65). Its pages in use stay with their leases.

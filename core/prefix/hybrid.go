@@ -30,7 +30,9 @@ func (m *Manager) Reserve(id LeaseID, needPartial bool) (Reservation, bool, erro
 	if !m.recurrent.canHold(0, 1) || !m.partial.canHold(0, d[PartialSlots]) {
 		return none, false, nil
 	}
+	m.evictOwnSlots(l, &d)
 	m.evictFor(d, -1)
+	m.endCause()
 	r := Reservation{m.recurrent.take(), -1}
 	l.reserved = append(l.reserved, r.Recurrent)
 	if needPartial {
@@ -238,4 +240,4 @@ func (m *Manager) takeShadow() int32 {
 	return c
 }
 
-func (m *Manager) putShadowCell(c int32) { m.content.putShadow(chain{c, c, 1}) }
+func (m *Manager) putShadowCell(c int32) { m.freeCells(chain{c, c, 1}, true) }

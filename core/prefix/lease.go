@@ -92,6 +92,7 @@ func (m *Manager) pinPath(l *lease, p place) {
 func (m *Manager) pinNode(x *node) {
 	if x.pins == 0 && !x.shadow {
 		m.base.active += int(x.end - x.start)
+		m.charge(x.realm, 0, int(x.end-x.start))
 	}
 	x.pins++
 }
@@ -107,9 +108,13 @@ func (m *Manager) unpinSegment(s segment) {
 		if x.pins == 0 {
 			if !x.shadow {
 				m.base.active -= int(x.end - x.start)
+				m.charge(x.realm, 0, -int(x.end-x.start))
 			}
 			if !x.attached {
 				m.freeCells(chain{x.first, x.last, int(x.end - x.start)}, x.shadow)
+				if !x.shadow {
+					m.charge(x.realm, -int(x.end-x.start), 0)
+				}
 				m.freeNode(n)
 			}
 		}
@@ -118,6 +123,7 @@ func (m *Manager) unpinSegment(s segment) {
 }
 
 func (m *Manager) freeCells(c chain, shadow bool) {
+	m.clearCells(c)
 	if shadow {
 		m.content.putShadow(c)
 	} else {
@@ -135,6 +141,7 @@ func (m *Manager) takeCells(l *lease, n int) (runs []rows.Run) {
 	if l.attention {
 		l.cells, runs = m.base.take(n, l.cells, m.content.runs[:0])
 		m.content.runs = runs
+		m.charge(l.realm, n, n)
 	} else {
 		for range n {
 			c := m.takeShadow()
@@ -174,7 +181,7 @@ func (m *Manager) write(l *lease, at int, words []int32, media []Hash128, runs [
 		}
 		m.content.fill(l.cells[first:], words[:n], media, runs)
 	}
-	l.early = append(l.early, words[n:]...)
+	l.early = add(l.early, m.cfg.ZeroOnRelease, words[n:]...)
 }
 
 // Release ends the lease and drops everything it still owns, exactly once. The
@@ -195,6 +202,7 @@ func (m *Manager) Release(id LeaseID) error {
 		m.freeCells(chain{l.cells[s.start], l.cells[s.end-1], int(s.end - s.start)}, !l.attention)
 		if l.attention {
 			m.base.active -= int(s.end - s.start)
+			m.charge(l.realm, -int(s.end-s.start), -int(s.end-s.start))
 		}
 	}
 	if n := len(l.draft); n > 0 {
@@ -207,11 +215,15 @@ func (m *Manager) Release(id LeaseID) error {
 	for _, s := range l.reservedPartial {
 		m.partial.drop(s, 1, 0)
 	}
+	m.clearTokens(l)
 	r := l.realm
 	*l = lease{gen: l.gen + 1, cells: l.cells[:0], segs: l.segs[:0], draft: l.draft[:0], early: l.early[:0],
 		reserved: l.reserved[:0], reservedPartial: l.reservedPartial[:0]}
 	m.leaseFree = append(m.leaseFree, int32(id&0xFFFFFFFF)-1)
 	m.liveLeases--
+	if m.tenants != nil { // the realm is still open: what is evicted may be its last record
+		m.settleQuota(m.realms[r].tenant)
+	}
 	m.realms[r].leases--
 	if m.realms[r].leases == 0 {
 		m.closeRealm(r)

@@ -1,6 +1,7 @@
 package prefix
 
 import (
+	"fmt"
 	"hash/maphash"
 	"runtime"
 	"unsafe"
@@ -36,6 +37,7 @@ type Manager struct {
 	draftClock   uint64
 	draftEntries int // block boundaries with a draft page, over all records (C-69)
 	order        Order
+	tenants      *tenants // nil: not counted
 
 	leases     []lease
 	leaseFree  []int32
@@ -69,17 +71,24 @@ func New(cfg Config) (*Manager, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
+	if err := rows.Probe(cfg.tableBytes(), fmt.Sprintf("a manager of %d base and %d draft pages", cfg.BasePages, cfg.DraftPages)); err != nil {
+		return nil, err
+	}
 	m := &Manager{cfg: cfg, base: newPagePool(cfg.BasePages), draft: newDraftPool(cfg.DraftPages),
 		recurrent: newSlotPool(cfg.RecurrentSlots), partial: newSlotPool(cfg.PartialSlots),
 		realmOf: make(map[string]int32), order: cfg.Order}
 	if m.order == nil {
 		m.order = newLRU()
 	}
+	if cfg.TenantQuota > 0 {
+		m.tenants = newTenants(m)
+		m.order = tenantOrder{m.order, m.tenants}
+	}
 	width := cfg.PageTokens
 	if cfg.Identity == Keys {
 		width = 4
 	}
-	m.content = content{width: width, base: int32(cfg.BasePages), next: m.base.next, seed: maphash.MakeSeed(), hash: cfg.Hash}
+	m.content = content{width: width, base: int32(cfg.BasePages), next: m.base.next, seed: maphash.MakeSeed(), hash: cfg.Hash, zero: cfg.ZeroOnRelease}
 	if n := cfg.BasePages * width; n > 0 {
 		// Prompts are nobody's business: they stay out of core dumps.
 		slab, err := rows.NewMirror(int64(cfg.BasePages), int64(width)*4, rows.MirrorOptions{DontDump: true})

@@ -38,12 +38,15 @@ func TestRandomRunAgainstModel(t *testing.T) {
 		{"everything", Config{PageTokens: 3, BasePages: 70, DraftPages: 60, RecurrentSlots: 8, PartialSlots: 5, MaxRecords: 20},
 			[]Mode{Vanilla, Hybrid, Spec}, false},
 	}
-	for _, v := range variants {
+	for i, v := range variants {
 		t.Run(v.name, func(t *testing.T) {
 			cfg := v.cfg
 			if cfg.Hash != nil {
 				cfg.DraftPages, cfg.RecurrentSlots, cfg.PartialSlots = 70, 8, 6
 			}
+			// Neither changes what the model sees; Check looks at both.
+			cfg.ZeroOnRelease = i%2 == 0
+			cfg.TenantQuota = 1000 * (i % 3 % 2)
 			mgr, err := New(cfg)
 			if err != nil {
 				t.Fatal(err)

@@ -11,7 +11,8 @@ type realm struct {
 	adapter Adapter
 	root    int32 // node of length 0
 	leases  int32
-	dead    bool // invalidated: nothing of it may be published any more
+	tenant  int32 // see tenant.go
+	dead    bool  // invalidated: nothing of it may be published any more
 }
 
 // encodeExtras appends an unambiguous form: every field has a fixed width or a
@@ -83,6 +84,9 @@ func (m *Manager) openRealm(e *Extras, attention bool) int32 {
 		m.realms[r].adapter = e.Adapter
 	}
 	m.realmOf[m.realms[r].name] = r
+	if m.tenants != nil {
+		m.realms[r].tenant = m.tenants.enter(isolation(e))
+	}
 	return r
 }
 
@@ -95,6 +99,9 @@ func (m *Manager) closeRealm(r int32) {
 	m.freeNode(x.root)
 	if !x.dead {
 		delete(m.realmOf, x.name)
+	}
+	if m.tenants != nil {
+		m.tenants.leave(x.tenant)
 	}
 	*x = realm{root: -1}
 	m.realmFree = append(m.realmFree, r)

@@ -31,11 +31,14 @@ func (m *Manager) shorten(i int32, need int) bool {
 		}
 		cell, left = next[cell+run-1], left-run
 	}
-	m.base.put(chain{m.content.next[cell], x.last, int(drop)})
+	tail := chain{m.content.next[cell], x.last, int(drop)}
+	m.clearCells(tail)
+	m.base.put(tail)
 	r.at, r.cell = keep, cell
 	x.end, x.last = keep, cell
 	x.gen++ // places behind the new end mean nothing any more
 	m.indexed -= int(drop)
+	m.charge(x.realm, -int(drop), 0)
 	m.counters.ShortenedRecords++
 	m.counters.Reclaimed[BasePages] += uint64(drop)
 	return true

@@ -76,6 +76,7 @@ type AcquireStatus uint8
 const (
 	Acquired AcquireStatus = iota
 	InsufficientCapacity
+	OverQuota // the tenant's own leases and this demand exceed Config.TenantQuota
 )
 
 // PublishStatus is the outcome of a publication that broke no contract.

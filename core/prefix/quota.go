@@ -1,0 +1,332 @@
+package prefix
+
+import (
+	"iter"
+
+	"libprefixcache/core/status"
+)
+
+// The calls of this file do nothing when tenants are not counted.
+
+// charge counts base pages of a realm that were taken or freed, and that leases came to
+// own or gave up.
+func (m *Manager) charge(realm int32, pages, active int) {
+	if m.tenants != nil {
+		x := &m.tenants.all[m.realms[realm].tenant]
+		x.Pages += pages
+		x.ActivePages += active
+	}
+}
+
+// withinQuota says whether a tenant may take want pages more, once pin of its cached
+// ones are in use: exact, because evicting all its records leaves what leases own.
+func (m *Manager) withinQuota(realm int32, e *Extras, pin, want int) bool {
+	s := m.tenants
+	if s == nil {
+		return true
+	}
+	var t int32
+	if realm >= 0 {
+		t = s.m.realms[realm].tenant
+	} else {
+		t = s.open(isolation(e))
+	}
+	x := &s.all[t]
+	if want <= x.pages-x.ActivePages-pin {
+		return true
+	}
+	x.Refused++
+	return false
+}
+
+// batchWithinQuota is withinQuota for the leases of a batch together, which are open
+// and own what they bind.
+func (m *Manager) batchWithinQuota() bool {
+	s := m.tenants
+	if s == nil {
+		return true
+	}
+	ok := true
+	for i := range m.batch {
+		x := &s.all[m.realms[m.batch[i].realm].tenant]
+		if x.want += m.batch[i].plan.Demand[BasePages]; x.want > x.pages-x.ActivePages {
+			x.Refused++
+			ok = false
+		}
+	}
+	if !ok {
+		m.endBatch()
+	}
+	return ok
+}
+
+// evictForBatch makes room below the quota of every tenant of the batch.
+func (m *Manager) evictForBatch() {
+	s := m.tenants
+	if s == nil || len(m.batch) == 0 {
+		return
+	}
+	first := m.realms[m.batch[0].realm].tenant
+	other := int32(-1)
+	for i := range m.batch {
+		t := m.realms[m.batch[i].realm].tenant
+		m.evictOwn(m.batch[i].realm, s.all[t].want, -1)
+		if t != first {
+			other = t
+		}
+	}
+	s.cause = [2]int32{first, other}
+	m.endBatch()
+}
+
+func (m *Manager) endBatch() {
+	for i := range m.batch {
+		m.tenants.all[m.realms[m.batch[i].realm].tenant].want = 0
+	}
+}
+
+// evictOwn evicts a tenant's own records, least recent first and spare last, until it
+// may take n pages more. From here on evictions are its doing, until endCause.
+func (m *Manager) evictOwn(realm int32, n int, spare int32) {
+	s := m.tenants
+	if s == nil {
+		return
+	}
+	t := m.realms[realm].tenant
+	s.cause[0] = t
+	for x := &s.all[t]; x.Pages+n > x.pages; {
+		victim := x.list.first
+		if victim == spare && victim >= 0 {
+			if next := s.record[victim].next; next >= 0 {
+				victim = next
+			}
+		}
+		if victim < 0 {
+			return
+		}
+		if m.cfg.ShortenVictims && m.shorten(victim, x.Pages+n-x.pages) {
+			continue
+		}
+		m.evict(victim)
+	}
+}
+
+// evictOwnSlots does the same for snapshot slots: a tenant that has all the snapshots it
+// may have gives up its own when slots are short.
+func (m *Manager) evictOwnSlots(l *lease, d *Demand) {
+	s := m.tenants
+	if s == nil {
+		return
+	}
+	t := m.realms[l.realm].tenant
+	s.cause[0] = t
+	for x := &s.all[t]; x.Snapshots+len(l.reserved) >= x.snapshots && x.list.first >= 0 && !m.fitsNow(d); {
+		m.evict(x.list.first)
+	}
+}
+
+// enforceOwn is enforceLimit for the records of one tenant.
+func (m *Manager) enforceOwn(keep int32) {
+	s := m.tenants
+	if s == nil || m.cfg.MaxRecords == 0 {
+		return
+	}
+	t := s.record[keep].tenant
+	s.cause[0] = t
+	for x := &s.all[t]; x.Records > x.records || x.Snapshots > x.snapshots; {
+		victim := x.list.first
+		if victim == keep {
+			victim = s.record[victim].next
+		}
+		if victim < 0 {
+			return
+		}
+		m.evict(victim)
+	}
+}
+
+// endCause says that evictions from here on are nobody's doing.
+func (m *Manager) endCause() {
+	if m.tenants != nil {
+		m.tenants.cause = [2]int32{-1, -1}
+	}
+}
+
+// settleQuota brings a tenant below a quota that was lowered while its leases owned
+// more, now that one has ended.
+func (m *Manager) settleQuota(t int32) {
+	s := m.tenants
+	for x := &s.all[t]; (x.Pages > max(x.pages, x.ActivePages) || x.Records > x.records || x.Snapshots > x.snapshots) && x.list.first >= 0; {
+		m.evict(x.list.first)
+	}
+}
+
+// asked counts a lease and its tokens.
+func (m *Manager) asked(realm int32, tokens, hit int) {
+	if m.tenants != nil {
+		x := &m.tenants.all[m.realms[realm].tenant]
+		x.Queries++
+		x.QueryTokens += uint64(tokens)
+		x.HitTokens += uint64(hit)
+	}
+}
+
+// SetQuota gives one tenant a share of its own, in per mille of the base pages and of
+// the records; 0: the default again. What it holds beyond that and no lease uses is
+// evicted now, the rest as its leases end.
+func (m *Manager) SetQuota(key OptionalHash, perMille int) error {
+	s := m.tenants
+	if s == nil {
+		return status.New(status.WrongState, "quota of a tenant, but TenantQuota is 0: tenants are not counted")
+	}
+	if perMille < 0 || perMille > 1000 {
+		return status.New(status.InvalidArgument, "quota is %d per mille, want 0..1000", perMille)
+	}
+	if !key.Present {
+		key = OptionalHash{}
+	}
+	t := s.open(key)
+	x := &s.all[t]
+	had := x.perMille != 0
+	x.perMille = perMille
+	s.limit(x)
+	if x.realms == 0 && had != (perMille != 0) {
+		if had {
+			s.rest(t)
+			return nil
+		}
+		s.wake(t)
+	}
+	m.settleQuota(t)
+	return nil
+}
+
+// TenantInfo describes one tenant.
+type TenantInfo struct {
+	Key        OptionalHash
+	PerMille   int // in force
+	QuotaPages int
+	TenantStats
+}
+
+// Tenants yields the tenants that are known. The manager must not be changed meanwhile.
+func (m *Manager) Tenants() iter.Seq[TenantInfo] {
+	return func(yield func(TenantInfo) bool) {
+		if m.tenants == nil {
+			return
+		}
+		for i := range m.tenants.all {
+			x := &m.tenants.all[i]
+			if x.pages == 0 { // an unused entry
+				continue
+			}
+			share := x.perMille
+			if share == 0 {
+				share = m.cfg.TenantQuota
+			}
+			if !yield(TenantInfo{x.key, share, x.pages, x.TenantStats}) {
+				return
+			}
+		}
+	}
+}
+
+// TenantCount is how many Tenants yields.
+func (m *Manager) TenantCount() int {
+	if m.tenants == nil {
+		return 0
+	}
+	return len(m.tenants.of)
+}
+
+// tenants counts again what each tenant holds, and looks at its quota.
+func (c *checker) tenants() {
+	m, s := c.m, c.m.tenants
+	if s == nil {
+		return
+	}
+	want := make([]TenantStats, len(s.all))
+	realms := make([]int32, len(s.all))
+	owner, active := make([]int32, m.cfg.BasePages), make([]bool, m.cfg.BasePages)
+	hold := func(realm int32, pages []int32, lease bool) {
+		t := m.realms[realm].tenant
+		for _, p := range pages {
+			if owner[p] != 0 && owner[p] != t+1 {
+				c.fail("page %d is held by tenants %d and %d", p, owner[p]-1, t)
+			}
+			if owner[p] == 0 {
+				want[t].Pages++
+			}
+			if lease && !active[p] {
+				active[p] = true
+				want[t].ActivePages++
+			}
+			owner[p] = t + 1
+		}
+	}
+	var pages []int32
+	for i := range m.leases {
+		if l := &m.leases[i]; l.live && l.attention {
+			n, _ := m.PageCount(m.leaseID(int32(i)), BasePages)
+			pages = append(pages[:0], make([]int32, n)...)
+			if err := m.Pages(m.leaseID(int32(i)), BasePages, 0, pages); err != nil {
+				c.fail("pages of lease %d: %v", i, err)
+			}
+			hold(l.realm, pages, true)
+		}
+	}
+	for i := m.order.First(); i >= 0; i = m.order.After(i) {
+		r := &m.records[i]
+		realm := m.nodes[r.node].realm
+		t := m.realms[realm].tenant
+		want[t].Records++
+		if r.exact != 0 {
+			want[t].Snapshots++
+		}
+		if s.record[i].tenant != t {
+			c.fail("record %d is listed for tenant %d, expected %d", r.id, s.record[i].tenant, t)
+		}
+		if !m.nodes[r.node].shadow {
+			pages = append(pages[:0], make([]int32, r.at)...)
+			m.fillCells(r.node, r.at, pages)
+			hold(realm, pages, false)
+		}
+	}
+	for i := range m.realms {
+		if m.realms[i].root >= 0 {
+			realms[m.realms[i].tenant]++
+		}
+	}
+	idle := 0
+	for t := range s.all {
+		x := &s.all[t]
+		if x.Pages != want[t].Pages || x.ActivePages != want[t].ActivePages || x.Records != want[t].Records || x.Snapshots != want[t].Snapshots || x.realms != realms[t] {
+			c.fail("tenant %d holds %+v in %d realms; counted %+v and %d", t, want[t], realms[t], x.TenantStats, x.realms)
+		}
+		if x.Pages > max(x.pages, x.ActivePages) || (x.Records > x.records || x.Snapshots > x.snapshots) && m.cfg.MaxRecords > 0 {
+			c.fail("tenant %d holds %d pages of %d, %d records of %d, %d snapshots of %d", t, x.Pages, x.pages, x.Records, x.records, x.Snapshots, x.snapshots)
+		}
+		n := 0
+		for r, prev := x.list.first, int32(-1); r >= 0 && x.pages > 0; r, prev = s.record[r].next, r {
+			if n++; s.record[r].prev != prev || s.record[r].tenant != int32(t) || n > x.Records {
+				c.fail("list of tenant %d is broken at record %d", t, r)
+				return
+			}
+		}
+		if n != x.Records {
+			c.fail("list of tenant %d has %d records, counted %d", t, n, x.Records)
+		}
+		if x.pages > 0 && x.realms == 0 && x.perMille == 0 {
+			idle++
+		}
+		if x.want != 0 {
+			c.fail("tenant %d still wants %d pages", t, x.want)
+		}
+	}
+	if idle != s.idleCount || idle > maxIdleTenants {
+		c.fail("%d tenants are idle, counted %d", idle, s.idleCount)
+	}
+	if s.cause != [2]int32{-1, -1} {
+		c.fail("evictions are still blamed on tenant %d", s.cause[0])
+	}
+}
