@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -287,6 +288,21 @@ def test_ctrl_c_ends_a_sweep_with_the_figures_so_far(tmp_path):
     assert 0 < saved["sweep"]["requests"] < 6000
     assert {s["optimal"] for s in saved["sweep"]["sizes"]} == {None}  # it would need the rest of the trace
     assert "the optimal bound needs all of them" in text
+
+
+def test_ctrl_c_ends_the_replay_of_the_coordinator_too():
+    """`make run` ends with it, and the shell hands the interrupt on."""
+    made = run("make", "build/replay_context", cwd=REPOSITORY)
+    assert made.returncode == 0, made.stderr
+    env = {**os.environ, "PREFIXCACHE_LIBRARY": str(REPOSITORY / "build" / "libprefixcache.so")}
+    command = [str(REPOSITORY / "build" / "replay_context"), "--page", "16", "--pages", "100000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as process:
+        assert b"10 %" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert re.search(rb"context cache: \d+ of 1000 requests", out)
+    assert out.endswith(b"interrupted; so far every page was right\n")
 
 
 def test_without_torch_the_context_part_runs_and_the_omni_part_says_what_to_install(tmp_path):
