@@ -6,7 +6,7 @@ import "libprefixcache/core/status"
 // it wrote may be reused now, and preserve can only copy rows that are there.
 func (c *Cache) awaitStep() error {
 	if c.job.step == 0 {
-		return nil
+		return c.fatal // it may have failed while addresses were checked, without the lock
 	}
 	defer c.waited(WaitStep, c.now())
 	step, end := c.job.step, c.deadline()

@@ -365,3 +365,43 @@ func TestO28_DeferredRowsOfAFailedDeviceStepAreNotCommitted(t *testing.T) {
 		}
 	}
 }
+
+// checkHook runs something of another thread while addresses are being checked.
+type checkHook struct {
+	*fakeDevice
+	during func()
+}
+
+func (h *checkHook) Execute(list []Command) error {
+	if f := h.during; f != nil && list[0].Kind == CheckRows {
+		h.during = nil
+		f()
+	}
+	return h.fakeDevice.Execute(list)
+}
+
+// The former step's write fails while a save has its addresses checked, without the
+// lock. The save must not go on: that step may not have landed, and frozen memory is
+// there once.
+func TestO42_AWriteThatFailsWhileASaveChecksAddressesStopsIt(t *testing.T) {
+	hook := &checkHook{fakeDevice: &fakeDevice{lands: map[int]func(){}, pins: map[int]int64{}}}
+	r := newRig(t, Config{Threaded: true, Executor: hook})
+	r.begin(nil, arrive(1)...)
+	first, err := r.saveOn(map[string]uint64{"a": 10}, chunk{1, span(0, 4)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hook.during = func() {
+		job, ok := r.c.NextJob()
+		if !ok {
+			t.Fatal("no job")
+		}
+		r.c.JobDone(&job, errFake) // before it waited for the page
+	}
+	if _, err := r.saveOn(map[string]uint64{"a": 20}, chunk{1, span(4, 8)}); status.CodeOf(err) != status.Unmatch {
+		t.Fatalf("save: %v, expected the failed write of step %d", err, first)
+	}
+	if n := r.c.Stats().StepsSaved; n != 1 {
+		t.Errorf("%d steps are saved, expected 1", n)
+	}
+}

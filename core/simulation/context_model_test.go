@@ -74,6 +74,13 @@ func drawPrompt(r *rng, asked []*history, realms, length, most int, withMedia bo
 			media = append(media, old.media[:cut]...)
 		}
 		n = min(max(n, cut), cut+r.n(6))
+		if r.oneIn(3) { // other media at the same places
+			for i := range media {
+				if d := &media[i]; !d.IsZero() {
+					d.Lo ^= 3 // 5 and 6
+				}
+			}
+		}
 		if r.oneIn(12) { // the same tokens as somebody else's
 			realm = r.n(realms)
 		}

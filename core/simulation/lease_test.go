@@ -358,6 +358,11 @@ func (w *leaseWorld) publish(l *simLease) {
 		resident = w.r.in(1, resident)
 	}
 	blocks := resident / w.p
+	if all := len(l.h.tokens); all/w.p > len(l.pages[0]) && w.cfg.Identity == prefix.Tokens {
+		if _, err := w.m.Publish(l.id, all); status.CodeOf(err) != status.InvalidArgument {
+			failf("publish of %d tokens of lease %d, which has %d pages: %v (C-55)", all, l.number, len(l.pages[0]), err)
+		}
+	}
 	var res prefix.PublishResult
 	var err error
 	if w.cfg.Identity == prefix.Keys {
@@ -370,14 +375,13 @@ func (w *leaseWorld) publish(l *simLease) {
 		res, err = w.m.Publish(l.id, resident)
 	}
 	w.say("lease %d publishes %d tokens: %+v %v", l.number, resident, res, err)
-	if err != nil {
-		info, _ := w.m.Lease(l.id)
-		if status.CodeOf(err) != status.InvalidArgument || blocks >= max(1, info.Dependency) {
-			failf("publish of lease %d: %v", l.number, err)
-		}
-		return
+	info, _ := w.m.Lease(l.id)
+	if legal := blocks >= max(1, info.Dependency); legal != (err == nil) || !legal && status.CodeOf(err) != status.InvalidArgument {
+		failf("publish of %d blocks of lease %d, which has to publish %d: %v", blocks, l.number, info.Dependency, err)
 	}
-	w.published(l, res, blocks*w.p)
+	if err == nil {
+		w.published(l, res, blocks*w.p)
+	}
 }
 
 func (w *leaseWorld) published(l *simLease, res prefix.PublishResult, length int) {
