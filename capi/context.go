@@ -39,6 +39,8 @@ type contextCache struct {
 
 	pinnedBytes int64 // of pinned, where it is page-locked
 	syncs       sharedWaits
+	log         limiter
+	told        degradations
 
 	args     admissionArgs
 	advances []coordinator.Advance
@@ -62,12 +64,17 @@ func enterContext(h C.pc_handle) (*contextCache, *entry, *status.Error) {
 // leave is deferred after guard, so it runs first.
 func (x *contextCache) leave() {
 	x.active.Store(int64(x.c.Active()))
+	was, is := x.told, x.degradations()
+	x.told = is
 	for _, t := range x.tables {
 		if t != nil {
 			t.mu.Unlock()
 		}
 	}
 	x.mu.Unlock()
+	if was != is {
+		x.tell(was, is)
+	}
 }
 
 var processStart = time.Now()

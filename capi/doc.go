@@ -10,8 +10,9 @@
 //
 // Files: shim.c and context_shim.c hold the public symbols; handles.go the
 // handle table; args.go the checks of pointers and lengths; errors.go error
-// text, panic recovery and log; buffers.go the result arena; omni.go and
-// context.go one export per function of the header.
+// text and panic recovery; log.go and log_events.go the lines of the log;
+// metrics.go, metrics_table.go and metrics_text.go the Prometheus page; buffers.go
+// the result arena; omni.go and context.go one export per function of the header.
 //
 // Rules that every export keeps:
 //   - it defers guard, so that no panic unwinds into C;

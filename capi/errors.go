@@ -2,7 +2,6 @@ package main
 
 /*
 #cgo CFLAGS: -std=gnu11 -I${SRCDIR}/../include
-#include <stdlib.h>
 #include "shim.h"
 */
 import "C"
@@ -70,13 +69,3 @@ func panicPlace() string {
 }
 
 func isRuntime(name string) bool { return len(name) > 8 && name[:8] == "runtime." }
-
-// logLine hands a line to the host's log callback.
-func logLine(level C.int32_t, text string) {
-	if C.pcshim_log_wants(level) == 0 {
-		return
-	}
-	c := C.CString(text)
-	defer C.free(unsafe.Pointer(c))
-	C.pcshim_log(level, c)
-}

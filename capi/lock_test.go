@@ -9,9 +9,12 @@ import (
 // free is not.
 func TestMeteredMutexCountsWhoWaits(t *testing.T) {
 	var mu meteredMutex
-	for range 100 {
+	enter := func() {
 		mu.Lock()
-		mu.Unlock()
+		defer mu.Unlock()
+	}
+	for range 100 {
+		enter()
 	}
 	if mu.waits != 0 || mu.nanoseconds != 0 {
 		t.Fatalf("%d waits of %d ns, and nobody was in the way", mu.waits, mu.nanoseconds)
@@ -22,8 +25,7 @@ func TestMeteredMutexCountsWhoWaits(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		asked <- time.Now()
-		mu.Lock()
-		mu.Unlock()
+		enter()
 		close(done)
 	}()
 	began := <-asked

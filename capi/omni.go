@@ -21,7 +21,8 @@ type omniCache struct {
 	cache     *omni.Cache
 	device    *omniDevice
 	committer *gpu.Committer // the background thread, or nil
-	warmer    *warmer        // or nil
+	log       limiter
+	warmer    *warmer // or nil
 
 	// engine serialises the engine's calls, which the header says must not
 	// overlap, and with that guards the scratch below: it lets a call cross
@@ -100,6 +101,7 @@ func pcgo_omni_create(in *C.pc_omni_options, cache *C.pc_handle) (st C.pc_status
 		_ = o.close()
 		return fail(herr)
 	}
+	tellHugePages()
 	*cache = C.pc_handle(h)
 	return C.PC_OK
 }
@@ -112,6 +114,7 @@ func newOmni(cfg omni.Config) (*omniCache, error) {
 	}
 	cfg.Waiter = &waiter{}
 	o := &omniCache{device: &omniDevice{}}
+	o.device.log = &o.log
 	cfg.Executor = o.device
 	var err error
 	if o.cache, err = omni.New(cfg); err != nil {
@@ -192,7 +195,7 @@ func pcgo_omni_shutdown(cache C.pc_handle) (st C.pc_status) {
 	}
 	defer guard(&st, e)
 	o.cache.Shutdown()
-	return C.PC_OK
+	return o.done(nil) // a write may have failed behind the last call
 }
 
 //export pcgo_omni_destroy
@@ -205,6 +208,7 @@ func pcgo_omni_destroy(cache *C.pc_handle) (st C.pc_status) {
 	// Shutdown first: it wakes the calls that remove would wait for.
 	if e, _ := handles.enter(h, kindOmni, "*cache"); e != nil {
 		e.object.(*omniCache).cache.Shutdown()
+		e.object.(*omniCache).report()
 		e.leave()
 	}
 	object, broken, err := handles.remove(h, kindOmni, "*cache")
@@ -309,7 +313,7 @@ func pcgo_omni_step_begin(cache C.pc_handle, finished *C.uint64_t, numFinished C
 		}
 		o.arrivals = append(o.arrivals, omni.NewRequest{Request: uint64(a.request), HitTokens: int64(a.hit_tokens), Blocks: blocks})
 	}
-	return fail(o.cache.StepBegin(done, o.arrivals, accepted))
+	return o.done(o.cache.StepBegin(done, o.arrivals, accepted))
 }
 
 //export pcgo_omni_save
@@ -367,6 +371,7 @@ func pcgo_omni_save(cache C.pc_handle, args *C.pc_omni_save_args) (st C.pc_statu
 	defer o.engine.Unlock()
 	o.save = omni.SaveArgs{Requests: requests, Counts: counts, Slots: slots, Rows: rows, Stream: uint64(args.stream)}
 	step, serr := o.cache.Save(&o.save)
+	o.report()
 	o.save = omni.SaveArgs{}
 	if serr != nil {
 		return fail(serr)
@@ -388,7 +393,7 @@ func pcgo_omni_materialize(cache C.pc_handle, step C.uint64_t, reads *C.pc_omni_
 		_ = o.cache.Discard(uint64(step))
 		return fail(err)
 	}
-	return fail(o.cache.Materialize(uint64(step), list))
+	return o.done(o.cache.Materialize(uint64(step), list))
 }
 
 // omniReads checks the reads; they have the layout of the core's.
@@ -412,7 +417,7 @@ func pcgo_omni_discard(cache C.pc_handle, step C.uint64_t) (st C.pc_status) {
 		return fail(err)
 	}
 	defer guard(&st, e)
-	return fail(o.cache.Discard(uint64(step)))
+	return o.done(o.cache.Discard(uint64(step)))
 }
 
 //export pcgo_omni_get_stats

@@ -29,7 +29,8 @@ type omniDevice struct {
 
 	regions []gpu.Region
 	watch   stopwatch
-	bound   bool // the committer's thread; nobody else looks
+	log     *limiter // of the cache
+	bound   bool     // the committer's thread; nobody else looks
 }
 
 // Execute implements omni.Executor.
@@ -109,6 +110,7 @@ func (d *omniDevice) exec(c *omni.Command) (err error) {
 		}
 		if err = d.dev.Register(c.Host, c.Bytes); err != nil {
 			d.freeEvent(&d.landed[c.Page])
+			tellPinning(d.log, c.Bytes, err)
 		}
 	case omni.UnpinPage:
 		if err = twice(func() error { return d.dev.Unregister(c.Host) }); err == nil {

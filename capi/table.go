@@ -37,7 +37,12 @@ type pageTable struct {
 
 // openDevice picks what carries out device work.
 func openDevice(flags C.uint32_t, stream gpu.Stream) (gpu.Device, error) {
-	if flags&C.PC_HOST_MEMORY == 0 && gpu.Probe() == nil {
+	if flags&C.PC_HOST_MEMORY != 0 {
+		return gpu.NewHost(), nil
+	}
+	if err := gpu.Probe(); err != nil {
+		tellNoDevice(err)
+	} else {
 		dev, err := gpu.OpenCUDA(stream)
 		if dev == nil {
 			return nil, err // not a nil *CUDA in a Device, which would not be nil

@@ -161,7 +161,9 @@ typedef void (*pc_log_fn)(void *user, int32_t level, const char *text);
 
 /*
  * Install the log callback for the whole process; null removes it. Without one,
- * nothing is printed. After the call returns, the former callback may still be
+ * nothing is printed. What goes on (a wait, a flush, a skipped snapshot) is told by
+ * one line at once, and then by at most one in 10 s for each cache and cause, which
+ * says how many were left out. After the call returns, the former callback may still be
  * running on another thread.
  *   level  most detailed level wanted, PC_LOG_ERROR .. PC_LOG_DEBUG
  * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.

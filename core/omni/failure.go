@@ -24,6 +24,13 @@ func (c *Cache) failedBefore(what string, n uint64) error {
 	return status.New(status.Unmatch, "%s %d write failed before done: %v", what, n, c.fatal)
 }
 
+// Failure is the sticky failure, or nil.
+func (c *Cache) Failure() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fatal
+}
+
 // FailWrite is a fail point for tests: the nth write from now fails, 1 is the next
 // one; 0 clears it.
 func (c *Cache) FailWrite(nth uint64) {

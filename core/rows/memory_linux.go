@@ -1,6 +1,8 @@
 package rows
 
 import (
+	"os"
+	"strings"
 	"syscall"
 	"unsafe"
 )
@@ -74,4 +76,27 @@ func sysMincore(b, vec []byte) error {
 		return e
 	}
 	return nil
+}
+
+// HugePagesFile is where the system keeps its setting for transparent huge pages.
+const HugePagesFile = "/sys/kernel/mm/transparent_hugepage/enabled"
+
+// HugePages is that setting: "always", "madvise" or "never", or "" when it cannot be
+// read. With never, the advice to use them has no effect.
+func HugePages() string {
+	text, err := os.ReadFile(HugePagesFile)
+	if err != nil {
+		return ""
+	}
+	return chosen(string(text))
+}
+
+// chosen is the word in brackets of "always [madvise] never".
+func chosen(text string) string {
+	_, rest, _ := strings.Cut(text, "[")
+	word, _, found := strings.Cut(rest, "]")
+	if !found {
+		return ""
+	}
+	return word
 }

@@ -12,6 +12,7 @@ import sim_driver
 from omni_host import Host, eventually, rows
 from test_device_omni import CudaArray
 
+from prefixcache import PrefixCacheError
 from prefixcache.metrics import prometheus_text
 
 WIDTH = 4096  # float32: a row is 16 KiB, 64 of them are 1 MiB
@@ -98,3 +99,21 @@ def test_wait_for_a_landing(driver):
     host.manager.shutdown()
     handle = ctypes.c_uint64(host.manager.handle)
     assert host.manager._cache.library.omni_destroy(handle) == 0
+
+
+def test_memory_that_cannot_be_pinned_is_told(host, driver, caplog):
+    host.arrive("A", list(range(48)))
+    first = step(host, driver, 4)  # opens the device, and holds its page
+    host.begin({"A": 4})
+    array = CudaArray(driver, rows("A", 4, 8, "wide", WIDTH))
+    driver.fail(2, sim_driver.CREATE)  # the page's event is the first
+    with pytest.raises(PrefixCacheError, match="cuMemHostRegister"):
+        host.save({"wide": array}, hidden=None)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"{4 * ROW} bytes of host memory could not be pinned for rows from a device: cuMem" in record.getMessage()
+    second = host.save({"wide": array}, hidden=None)  # tried again
+    eventually(lambda: host.manager.stats()["pending_writes"] == 0)
+    for made in (first, second):
+        host.manager.discard_step(made)
+    array.free()

@@ -189,7 +189,8 @@ class Library:
             self._bind(name, c_int32, arguments)
         # The callback object must outlive the library's use of it.
         self._log = LogFunction(_forward_log)
-        self.set_log(self._log, None, 4 if logger.isEnabledFor(logging.DEBUG) else 2)
+        # Every level: lines are rare, and the logger's own level may change at any time.
+        self.set_log(self._log, None, 4)
         # A library thread that enters Python while the interpreter goes away would
         # hang or crash, so logging ends first.
         atexit.register(self.set_log, LogFunction(), None, 1)

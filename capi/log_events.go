@@ -1,0 +1,109 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"time"
+
+	"libprefixcache/core/omni"
+)
+
+// report tells what happened in the cache since the last call. It follows every call
+// that may have noticed something, and costs a load when nothing has.
+func (o *omniCache) report() {
+	if n := o.cache.Notices(); n != 0 {
+		o.tell(n)
+	}
+}
+
+// done is fail, after that.
+func (o *omniCache) done(err error) C.pc_status {
+	o.report()
+	return fail(err)
+}
+
+func (o *omniCache) tell(n omni.Notice) {
+	if n&omni.NoticeFlush != 0 {
+		o.log.tell(aboutFlush, C.PC_LOG_WARNING, func() string {
+			s := o.cache.Stats()
+			return fmt.Sprintf("omni cache: deferred rows are written before their request finishes, because staging memory (%d bytes) is full: %d flushes so far; more memory makes fewer",
+				s.BudgetBytes, s.Flushes)
+		})
+	}
+	if n&omni.NoticeStaging != 0 {
+		o.log.tell(aboutStaging, C.PC_LOG_WARNING, func() string {
+			s := o.cache.Stats()
+			return fmt.Sprintf("omni cache: a save waited for a staging slot, because all %d are held by steps that nobody has consumed: %d waits so far, %v together",
+				s.StagingDepth, s.StagingWaits, time.Duration(s.Waits[omni.WaitStaging].Nanoseconds).Round(time.Microsecond))
+		})
+	}
+	if n&omni.NoticeFailed != 0 {
+		o.log.tell(aboutFailure, C.PC_LOG_ERROR, func() string {
+			return fmt.Sprintf("omni cache: %v; every later call fails, create a new cache", o.cache.Failure())
+		})
+	}
+	if n&omni.NoticeDropped != 0 {
+		o.log.tell(aboutDropped, C.PC_LOG_INFO, func() string {
+			s := o.cache.Stats()
+			return fmt.Sprintf("omni cache: prefix rows were planned and not used, because a step was discarded or nobody asked for them: %d of %d reads so far",
+				s.ReadsDropped, s.ReadsDropped+s.ReadsUsed)
+		})
+	}
+}
+
+// tellPinning tells that memory for rows from a device could not be pinned. The save
+// fails with the same error, but an error that a host survives is easily lost.
+func tellPinning(l *limiter, bytes int64, err error) {
+	l.tell(aboutPinning, C.PC_LOG_WARNING, func() string {
+		return fmt.Sprintf("omni cache: %d bytes of host memory could not be pinned for rows from a device: %v; see the limit of locked memory (ulimit -l)", bytes, err)
+	})
+}
+
+// tellNoDevice tells that a page table or a coordinator works on host memory although
+// nobody asked for that.
+func tellNoDevice(err error) {
+	processLog.tell(aboutNoDevice, C.PC_LOG_INFO, func() string {
+		return fmt.Sprintf("context cache: page tables and snapshots are in host memory, because there is no CUDA device: %v", err)
+	})
+}
+
+// degradations are the counts that a context cache has told so far.
+type degradations struct {
+	forcedCold, skipped, quarantined int64
+	poisoned                         bool
+}
+
+func (x *contextCache) degradations() degradations {
+	var d degradations
+	d.forcedCold, d.skipped, d.quarantined = x.c.Degradations()
+	d.poisoned = x.c.Poisoned()
+	return d
+}
+
+// tell tells what has become worse from one call to the next. No lock is held.
+func (x *contextCache) tell(was, is degradations) {
+	if is.forcedCold > was.forcedCold {
+		x.log.tell(aboutForcedCold, C.PC_LOG_WARNING, func() string {
+			return fmt.Sprintf("context cache: a batch fitted only without its cached prefixes, so they are computed again: %d sequences so far", is.forcedCold)
+		})
+	}
+	if is.skipped > was.skipped {
+		x.log.tell(aboutSnapshots, C.PC_LOG_WARNING, func() string {
+			return fmt.Sprintf("context cache: a snapshot was not captured, because every slot is in use: %d so far; a larger snapshot budget makes fewer", is.skipped)
+		})
+	}
+	if is.quarantined > was.quarantined {
+		x.log.tell(aboutQuarantine, C.PC_LOG_WARNING, func() string {
+			return fmt.Sprintf("context cache: a request is in quarantine, because work of the device may still use its pages: %d so far", is.quarantined)
+		})
+	}
+	if is.poisoned && !was.poisoned {
+		x.log.tell(aboutPoison, C.PC_LOG_ERROR, func() string {
+			return "context cache: a synchronisation failed, so the state of the device is unknown: the coordinator takes no more requests, destroy it and create a new one"
+		})
+	}
+}

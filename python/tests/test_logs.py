@@ -1,0 +1,221 @@
+"""One line of the log for each degradation, through Python's logging: at once, at most one
+in ten seconds, with the count of those that were left out, and with no lock held."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from context_host import Kind, Rig, Status, prompt
+from omni_host import WIDTH, Host, eventually
+
+from prefixcache.omni import ModelCachePolicy, OmniPrefixCacheStagingTimeoutError, OmniPrefixCacheUnmatchError
+
+ROW = 4 * WIDTH
+Lines = Callable[[], list[tuple[int, str]]]
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    """The lines of the library so far."""
+    caplog.set_level(logging.DEBUG, "prefixcache")
+    return lambda: [(r.levelno, r.getMessage()) for r in caplog.records if r.name == "prefixcache"]
+
+
+def flushing(times: int) -> Host:
+    policy = ModelCachePolicy(needs_full_hidden_states=False, deferred_keys=frozenset({"d"}))
+    host = Host(policy=policy, gpu_staging_bytes=4 * ROW)
+    for i in range(times + 1):
+        host.arrive(f"r{i}", [i])
+        host.go({f"r{i}": 3}, ("d",))
+    assert host.manager.stats()["flushes"] == times
+    return host
+
+
+def test_a_flush_is_told_once_however_often_it_happens(lines: Lines) -> None:
+    flushing(5)
+    (level, text), *more = lines()
+    assert not more and level == logging.WARNING
+    assert text.startswith("omni cache: deferred rows are written before their request finishes")
+    assert f"staging memory ({4 * ROW} bytes) is full: 1 flushes so far" in text
+
+
+def test_one_cache_does_not_hide_another(lines: Lines) -> None:
+    flushing(2)
+    flushing(2)
+    assert len(lines()) == 2
+
+
+def test_a_wait_for_a_staging_slot(lines: Lines) -> None:
+    host = Host(staging_depth=1, staging_claim_timeout_s=0.02)
+    host.arrive("A", [0])
+    host.run({"A": 1})
+    for _ in range(3):
+        host.begin({"A": 1})
+        with pytest.raises(OmniPrefixCacheStagingTimeoutError):
+            host.save()
+    (level, text), *more = lines()
+    assert not more and level == logging.WARNING
+    assert "a save waited for a staging slot, because all 1 are held" in text and "1 waits so far, 2" in text
+
+
+def test_a_failed_write_is_an_error(lines: Lines) -> None:
+    host = Host()
+    host.arrive("A", [0])
+    host.begin({"A": 1})
+    host.fail_write()
+    for _ in range(2):
+        with pytest.raises(OmniPrefixCacheUnmatchError):
+            host.save()
+    (level, text), *more = lines()
+    assert not more and level == logging.ERROR
+    assert "prefix cache write failed for step 1" in text and "create a new cache" in text
+
+
+def test_a_write_that_fails_in_the_background_is_told_by_the_next_call(lines: Lines) -> None:
+    policy = ModelCachePolicy(needs_full_hidden_states=False, deferred_keys=frozenset({"d"}))
+    host = Host(eager=False, policy=policy)
+    host.arrive("A", [0])
+    host.go({"A": 1}, ("d",))
+    host.fail_write()
+    host.finish("A")
+    host.begin({})
+    eventually(lambda: host.manager.stats()["failed_writes"] == 1)
+    host.manager.shutdown()
+    assert [level for level, _ in lines()] == [logging.ERROR]
+
+
+def test_a_read_that_is_not_used_is_information(lines: Lines) -> None:
+    host = Host()
+    host.arrive("A", [0])
+    host.go({"A": 4})
+    host.arrive("B", [0, 1], hit=4)
+    host.manager.discard_step(host.run({"B": 1}))
+    (level, text), *more = lines()
+    assert not more and level == logging.INFO
+    assert text.endswith("1 of 1 reads so far")
+
+
+def test_information_does_not_reach_a_logger_of_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "prefixcache")
+    host = Host()
+    host.arrive("A", [0])
+    host.go({"A": 4})
+    host.arrive("B", [0, 1], hit=4)
+    host.manager.discard_step(host.run({"B": 1}))
+    assert not caplog.records
+
+
+def test_a_snapshot_that_was_not_captured(lines: Lines) -> None:
+    rig = Rig(Kind.HYBRID, snapshots=1)
+    for i in range(2):
+        live = rig.begin(prompt(130, 2 * i), prompt(140, 2 * i + 1)).prefill()
+        live.finish()
+    assert rig.coordinator.metrics()["hybrid_snapshot_pressure_skips"] == 2
+    told = [(level, text) for level, text in lines() if "snapshot" in text and "device" not in text]
+    assert told == [
+        (logging.WARNING, "context cache: a snapshot was not captured, because every slot is in use: 1 so far; "
+                          "a larger snapshot budget makes fewer")
+    ]  # fmt: skip
+
+
+def test_quarantine_and_poison(lines: Lines) -> None:
+    rig = Rig()
+    live = rig.begin(prompt(300))
+    live.prepare()
+    rig.sync.answer = 700
+    assert live.finish() is Status.POISONED
+    rig.coordinator.shutdown()
+    told = [(level, text[: text.index(",")]) for level, text in lines() if "device:" not in text]
+    assert told == [
+        (logging.WARNING, "context cache: a request is in quarantine"),
+        (logging.ERROR, "context cache: a synchronisation failed"),
+    ]
+
+
+def test_nothing_is_told_when_nothing_is_wrong(lines: Lines) -> None:
+    host = Host()
+    host.arrive("A", [0, 1])
+    host.go({"A": 4})
+    host.arrive("B", [0, 1], hit=4)
+    host.go({"B": 1})
+    host.manager.shutdown()
+    rig = Rig()
+    for _ in range(2):
+        rig.publish(prompt(300))
+    rig.emptied()
+    assert [text for _, text in lines() if "there is no CUDA device" not in text] == []
+
+
+def test_no_lock_is_held_while_the_host_logs() -> None:
+    """A slow handler must not stop other threads."""
+    stuck: list[bool] = []
+    hosts: list[Host] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            thread = threading.Thread(target=lambda: [h.manager.stats() for h in hosts])
+            thread.start()
+            thread.join(10)
+            stuck.append(thread.is_alive())
+
+    logger, handler = logging.getLogger("prefixcache"), Handler()
+    logger.addHandler(handler)
+    try:
+        host = Host(staging_depth=1, staging_claim_timeout_s=0.02)
+        hosts.append(host)
+        host.arrive("A", [0])
+        host.run({"A": 1})
+        host.begin({"A": 1})
+        with pytest.raises(OmniPrefixCacheStagingTimeoutError):
+            host.save()
+    finally:
+        logger.removeHandler(handler)
+    assert stuck == [False]
+
+
+def logged(code: str, **environment: str) -> list[str]:
+    """What another process logs."""
+    prelude = "import logging; logging.basicConfig(level=logging.DEBUG, format='%(levelname)s %(message)s')\n"
+    package = str(Path(__file__).resolve().parents[1])
+    env = {**os.environ, "PYTHONPATH": package, **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + textwrap.dedent(code)], capture_output=True, text=True, env=env, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr.splitlines()
+
+
+def test_host_memory_that_nobody_asked_for_is_told_once() -> None:
+    found = logged(
+        """
+        from prefixcache.context import KVPageTable
+        tables = [KVPageTable(2, 4, 8, host_memory=False) for _ in range(3)]
+        """,
+        PREFIXCACHE_CUDA_DRIVER="/nowhere/libcuda.so.1",
+    )
+    (line,) = found
+    assert line.startswith("INFO context cache: page tables and snapshots are in host memory, because there is no CUDA")
+
+
+def test_huge_pages_are_told_once_where_they_are_off() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    off = setting.exists() and "[never]" in setting.read_text()
+    found = logged(
+        """
+        import ctypes
+        from prefixcache import _ffi
+        library, handle = _ffi.load(), ctypes.c_uint64()
+        options = _ffi.OmniOptions(struct_size=ctypes.sizeof(_ffi.OmniOptions), num_blocks=1, block_size=4)
+        for _ in range(3):
+            library.check(library.omni_create(options, handle))
+        """
+    )
+    assert len(found) == int(off) and all("transparent huge pages are off" in line for line in found)
