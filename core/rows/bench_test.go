@@ -165,23 +165,3 @@ func BenchmarkArena(b *testing.B) {
 		_ = a.Put(id)
 	}
 }
-
-func BenchmarkSlab(b *testing.B) {
-	s := NewSlab(SlabOptions{})
-	defer s.Close()
-	var ids [256]uint64
-	r := rand.New(rand.NewSource(1))
-	sizes := make([]int64, 1024)
-	for i := range sizes {
-		sizes[i] = randomSize(r)
-	}
-	b.ReportAllocs()
-	b.ResetTimer()
-	for i := range b.N {
-		k := i % len(ids)
-		if ids[k] != 0 {
-			_ = s.Free(ids[k])
-		}
-		_, ids[k], _ = s.Alloc(sizes[i%len(sizes)])
-	}
-}

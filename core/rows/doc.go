@@ -12,17 +12,16 @@
 //	kernels  Copy, CopyRows, Zero; Mirror.Scatter*, ScatterTee*, Gather*
 //	Moves    the same, of which large ones are shared with the threads of a Crew
 //	Arena    recycled huge-page buffers (1 MiB and up) for results
-//	Slab     individually freed chunks of any size for deferred rows
 //
 //	 source rows ──Scatter──▶ Mirror ──Gather──▶ result (Arena)
-//	      │                      ▲
-//	      ├─────ScatterTee───────┤ and, from the same loads, ──▶ result
-//	      └──CopyRows──▶ Slab ───┘ Scatter, later
+//	      │                       ▲
+//	      ├─────ScatterTee────────┤ and, from the same loads, ──▶ result
+//	      └──CopyRows──▶ Memory ──┘ Scatter, later
 //
-// A buffer of Arena or Slab is in one of three states:
+// A buffer of an Arena is in one of three states:
 //
-//	(no memory) ──Get/Alloc──▶ live ──Put/Free──▶ free ──Get/Alloc──▶ live …
-//	                                               └──over the cap, Trim──▶ (no memory)
+//	(no memory) ──Get──▶ live ──Put──▶ free ──Get──▶ live …
+//	                                    └──over the cap, Trim──▶ (no memory)
 //
 // Ids carry a generation that changes when the buffer is given back, so a stale
 // or double give-back is an error and never frees somebody else's buffer.
@@ -37,7 +36,7 @@
 //     the calling thread: non-temporal stores are fenced once, at the end of a
 //     batch. Publishing a commit with an ordinary atomic afterwards is enough.
 //   - Every kernel implementation writes exactly the bytes of the generic one.
-//   - Nothing here allocates on the Go heap once a Slab or an Arena has grown
+//   - Nothing here allocates on the Go heap once an Arena has grown
 //     to its working set. Nothing but a Crew has goroutines, and nothing but Moves
 //     that were given one hand it work.
 //   - A single call into assembly or memmove moves at most pieceBytes, because
@@ -46,8 +45,7 @@
 //     of results, which the user owns, is not.
 //
 // In builds with -race or -tags invariants, memory that is given back is filled
-// with 0xDD. Slab.Check and Arena.Check compare every structure with every other;
-// tests of packages above call them, too.
+// with 0xDD. Arena.Check compares every structure with every other.
 //
 // # How rows are moved
 //

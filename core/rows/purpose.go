@@ -13,7 +13,7 @@ const (
 	PurposeOther    Purpose = iota
 	PurposeMirror           // durable rows of the omni keys
 	PurposeResult           // tensors returned to the user (Arena)
-	PurposeDeferred         // rows waiting for their request to finish (Slab)
+	PurposeDeferred         // rows waiting for their request to finish
 	PurposeStaging          // landing buffers between device and mirror
 	PurposeMeta             // packed slot words, indexes
 

@@ -65,15 +65,3 @@ func FirstOutside(slots []int64, limit int64) int {
 	}
 	return -1
 }
-
-// FirstRunOutside is FirstOutside for runs. A run of no or negative length is
-// outside.
-func FirstRunOutside(runs []Run, limit int64) int {
-	for i, r := range runs {
-		// r.Len <= limit - r.Slot cannot overflow once Slot is in range.
-		if uint64(r.Slot) >= uint64(limit) || r.Len <= 0 || r.Len > limit-r.Slot {
-			return i
-		}
-	}
-	return -1
-}

@@ -69,12 +69,4 @@ func TestFirstOutside(t *testing.T) {
 			t.Errorf("FirstOutside(%v, 10) is %d, expected %d", c.slots, got, c.want)
 		}
 	}
-	for _, c := range []struct {
-		runs []Run
-		want int
-	}{{nil, -1}, {[]Run{{0, 10}}, -1}, {[]Run{{0, 11}}, 0}, {[]Run{{1, 1}, {5, 0}}, 1}, {[]Run{{5, -2}}, 0}, {[]Run{{9, math.MaxInt64}}, 0}, {[]Run{{-1, 1}}, 0}, {[]Run{{10, 1}}, 0}} {
-		if got := FirstRunOutside(c.runs, 10); got != c.want {
-			t.Errorf("FirstRunOutside(%v, 10) is %d, expected %d", c.runs, got, c.want)
-		}
-	}
 }
