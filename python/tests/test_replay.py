@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pty
 import random
 import subprocess
 import sys
+import termios
 import threading
 from collections import Counter
 from itertools import pairwise
@@ -23,6 +25,7 @@ from prefixcache.replay.cli import main
 from prefixcache.replay.content import RowContent, prompt_tokens, request_fingerprints
 from prefixcache.replay.document import load
 from prefixcache.replay.generator import generate_trace
+from prefixcache.replay.progress import ProgressBar
 from prefixcache.replay.scheduler import Scheduler
 from prefixcache.replay.traces import TOKENS_PER_ID, TraceError, TraceRequest, read_trace, write_trace
 
@@ -296,6 +299,21 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, env=env)
     assert done.stdout.startswith("trace ")
     assert done.stderr == ""
+
+
+def test_progress_bar_keeps_to_one_line_of_the_terminal():
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 60))
+    with open(theirs, "w") as terminal:
+        bar = ProgressBar(100, None, terminal)
+        bar.update(0, "very much to say " * 9)
+        bar.update(100, "less")
+        bar.close()
+        shown = os.read(ours, 4096).decode().replace("\r\n", "\n")
+    os.close(ours)
+    first, second = shown.strip("\r\n").split("\r")
+    assert len(first) == len(second) == 59  # the second one draws over all of the first
+    assert "0/100 requests" in first and "100/100 requests" in second and second.rstrip().endswith("less")
 
 
 def test_main_runs_in_any_thread(capsys):

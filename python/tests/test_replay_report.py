@@ -225,6 +225,9 @@ def test_figures_of_the_page_are_those_of_the_run(saved, pages):
     run = document.load(saved["whole"])
     for part in run["parts"].values():
         assert f"<td>{100 * part['figures']['hit rate']:.2f} %" in text
+        last = part["series"]["trace_ms"][-1]
+        assert last > 0
+        assert f"<td>0:{round(last / 1000) // 60:02}:{round(last / 1000) % 60:02}<td>" in text
         assert f"<td>{part['figures']['prompt tokens']:,}" in text
         assert f"<td>{part['latencies'][next(iter(part['latencies']))]['calls']:,}" in text
     for reason, count in run["parts"]["context"]["reasons"].items():

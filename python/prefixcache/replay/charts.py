@@ -63,10 +63,14 @@ def hit_rate(runs: Runs) -> Chart:
         since = [(x, h / p) for x, p, h in zip(at, prompt, hit, strict=True) if p]
         lines.append(line(named("of the last stretch", run), i, 1, list(_rates(at, hit, prompt, _WINDOWS))))
         lines.append(line(named("since the start", run), i, 2, since))
-        table = Table(named("Hit rate", run), ["requests", "stretch", "since start"])
+        clock = dict(zip(at, s["trace_ms"], strict=True))
+        timed = any(s["trace_ms"])
+        head = ["requests", "trace time", "stretch", "since start"]
+        table = Table(named("Hit rate", run), head if timed else [head[0], *head[2:]])
         whole = dict(since)
         for x, rate in _rates(at, hit, prompt, _ROWS):
-            table.rows.append([f"{x:,}", percent(rate), percent(whole.get(x, 0.0))])
+            time = [hours(clock[x])] if timed else []
+            table.rows.append([f"{x:,}", *time, percent(rate), percent(whole.get(x, 0.0))])
         tables.append(table)
     spec = {
         "kind": "lines",
@@ -181,6 +185,11 @@ def sweep(runs: Runs) -> Chart:
             f"longest request needs {-(-s['longest_tokens'] // s['page']):,} pages by itself. The bounds keep blocks of "
             "512 tokens, the grain of the trace; the optimal one knows the future. Requests run one after the other: add "
             "the pages that your live requests hold."
+            + (
+                f" Interrupted: {s['of_requests']:,} requests were asked for, and the optimal bound needs all of them."
+                if s["interrupted"]
+                else ""
+            )
         )
     spec = {
         "kind": "lines",
@@ -200,6 +209,12 @@ def percent(rate: float | None) -> str:
 def micros(value: float) -> str:
     """Microseconds with three digits or so."""
     return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def hours(milliseconds: float) -> str:
+    """Hours, minutes and seconds since the start of a trace."""
+    minutes, seconds = divmod(round(milliseconds / 1000), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 def _spread(length: int, count: int = _ROWS) -> list[int]:

@@ -104,7 +104,7 @@ class ContextPart:
         self._check(request, lease.base_pages(), plan.reuse_token_length)
         self._publish(lease, len(prompt))
         if self.series.due(self.served):
-            self._sample()
+            self._sample(request)
         self._decode(lease, len(prompt), plan.bound_base_pages + plan.demand_base_pages, answer)
         self.answer_tokens += request.output_length
         self._publish(lease, len(prompt) + len(answer))
@@ -153,11 +153,12 @@ class ContextPart:
             blocks = max(blocks, end)
         self.checked += reused // self.page
 
-    def _sample(self) -> None:
+    def _sample(self, request: TraceRequest) -> None:
         now = self.cache.metrics()
         pool = now["pools"]["base_pages"]
         self.series.add(
             self.served,
+            trace_ms=max(0, request.timestamp - self.requests[0].timestamp),
             prompt_tokens=self.prompt_tokens,
             hit_tokens=self.hit_tokens,
             in_use=pool["active"],
@@ -167,7 +168,8 @@ class ContextPart:
 
     def _check_the_end(self) -> None:
         """Nothing may be in use after the last request, and the structure must be sound."""
-        self._sample()
+        if self.served:
+            self._sample(self.requests[self.served - 1])
         self.cache.check_invariants()
         active = self.cache.metrics()["pools"]["base_pages"]["active"]
         if active:

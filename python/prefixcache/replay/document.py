@@ -20,7 +20,7 @@ from prefixcache import __version__
 FORMAT, VERSION = "prefixcache.replay", 1
 #: Figures that are shares; the others are counts or seconds.
 RATES = ("hit rate",)
-_SERIES = ("request", "prompt_tokens", "hit_tokens", "in_use", "cached", "evicted")
+_SERIES = ("request", "trace_ms", "prompt_tokens", "hit_tokens", "in_use", "cached", "evicted")
 _LATENCY = ("calls", "p50_us", "p90_us", "p99_us", "max_us", "mean_us")
 _SWEEP = ("page", "requests", "of_requests", "prompt_tokens", "longest_tokens", "unlimited")
 _SIZE = ("pages", "tokens", "hit_rate", "least_recent")
@@ -89,7 +89,7 @@ def _check(document: dict[str, Any]) -> None:
     sweep = document["sweep"]
     if sweep is None:
         return
-    _numbers(*(sweep[key] for key in _SWEEP))
+    _numbers(*(sweep[key] for key in _SWEEP), int(sweep["interrupted"]))
     if not sweep["sizes"]:
         raise ValueError("a sweep without sizes")
     for size in sweep["sizes"]:

@@ -117,8 +117,10 @@ class OmniPart:
 
     def _sample(self) -> None:
         stats, pool = self.scheduler.stats, self.scheduler.pool
+        newest = self.requests[max(0, stats.admitted - 1)]
         self.series.add(
             stats.admitted,
+            trace_ms=max(0, newest.timestamp - self.requests[0].timestamp),
             prompt_tokens=stats.prompt_tokens,
             hit_tokens=stats.hit_tokens,
             in_use=self.args.blocks - 1 - len(pool.free),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -32,12 +33,18 @@ class ProgressBar:
         self._next = now + 0.1
         filled = 24 * done // self._total
         line = (
-            f"[{'#' * filled}{'.' * (24 - filled)}] {done:,}/{self._total:,} requests  {what}  "
-            f"{now - self._started:.0f} s"
-        )
+            f"[{'#' * filled}{'.' * (24 - filled)}] {done:,}/{self._total:,} requests  "
+            f"{now - self._started:.0f} s  {what}"
+        )[: self._columns() - 1]  # a line that wraps could not be drawn over
         self._stream.write("\r" + line.ljust(self._drawn))
         self._stream.flush()
         self._drawn = len(line)
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 200
+        except OSError:  # no terminal
+            return 200
 
     @property
     def seconds(self) -> float:
