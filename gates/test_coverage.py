@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import coverage
 import pytest
 
@@ -44,3 +46,15 @@ def test_blocks_of_one_line_are_two():
 def test_a_profile_that_cannot_be_read_is_no_pass():
     with pytest.raises(SystemExit):
         coverage.below("mode: set\nwhat is this")
+
+
+def test_every_go_package_with_tests_is_run_and_those_of_core_are_measured():
+    """A new package has to be named in scripts/run_tests.py; in core it counts."""
+    root = Path(coverage.__file__).resolve().parent.parent
+    tested = {p.parent.relative_to(root) for d in ("core", "gpu", "capi") for p in (root / d).rglob("*_test.go")}
+    runner = (root / "scripts" / "run_tests.py").read_text()
+    for folder in map(str, tested):
+        assert folder in coverage.PACKAGES or f'"./{folder}"' in runner or folder.startswith("gpu"), folder
+    code = {p.parent.relative_to(root) for p in (root / "core").rglob("*.go") if not p.name.endswith("_test.go")}
+    helpers = {"core/omni/omnitest", "core/simulation"}  # they are tests themselves
+    assert {str(p) for p in code} - helpers == set(coverage.PACKAGES)
