@@ -30,7 +30,7 @@ _REASONS = {
 }
 _EVENTS = {
     "hits": "requests that began with cached rows",
-    "preserved_bytes": "rows copied aside because a pending read still needed them",
+    "preserved_bytes": "bytes of rows copied aside because a pending read still needed them",
     "absent_rows": "rows of a key that their step did not carry: they have to read as zeros, and were checked to",
     "displaced_rows": "deferred rows whose slot had a new owner before they were written",
     "deferred_writes": "rows written when their request ended",
