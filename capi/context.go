@@ -189,6 +189,7 @@ func pcgo_context_destroy(h *C.pc_handle) (st C.pc_status) {
 	x = object.(*contextCache)
 	_, _, _ = handles.remove(x.manager, kindManager, "manager")
 	if !broken { // else nobody knows what is running on its memory and tables: they are given up
+		x.c.Manager().Close()
 		x.close()
 	}
 	return C.PC_OK

@@ -12,19 +12,24 @@ import (
 	"libprefixcache/core/status"
 )
 
-const contextFlags = C.PC_ORIGINAL_RECENCY | C.PC_HOST_MEMORY | C.PC_SHORTEN_VICTIMS | C.PC_WEAK_HASH
+const contextFlags = C.PC_ORIGINAL_RECENCY | C.PC_HOST_MEMORY | C.PC_SHORTEN_VICTIMS | C.PC_WEAK_HASH | C.PC_ZERO_ON_RELEASE
 
 // config turns pc_context_options into core's configuration, takes the tables,
 // and describes the snapshots. Core judges the numbers.
-func (x *contextCache) config(o *C.pc_context_options) (*coordinator.Config, error) {
-	if o == nil {
+func (x *contextCache) config(in *C.pc_context_options) (*coordinator.Config, error) {
+	if in == nil {
 		return nil, status.New(status.InvalidArgument, "options: null, expected a pc_context_options")
 	}
-	if err := structSize("options", o, o.struct_size, unsafe.Sizeof(*o), unsafe.Sizeof(*o)); err != nil {
+	if err := structSize("options", in, in.struct_size, unsafe.Offsetof(in.tenant_quota), unsafe.Sizeof(*in)); err != nil {
 		return nil, err
 	}
+	known := options(in, in.struct_size)
+	o := &known
 	if o.flags&^contextFlags != 0 {
-		return nil, status.New(status.Unsupported, "options.flags: %#x, expected PC_ORIGINAL_RECENCY | PC_HOST_MEMORY | PC_SHORTEN_VICTIMS | PC_WEAK_HASH", uint32(o.flags))
+		return nil, status.New(status.Unsupported, "options.flags: %#x, expected PC_ORIGINAL_RECENCY | PC_HOST_MEMORY | PC_SHORTEN_VICTIMS | PC_WEAK_HASH | PC_ZERO_ON_RELEASE", uint32(o.flags))
+	}
+	if err := tenantQuota(o.tenant_quota, o.reserved1); err != nil {
+		return nil, err
 	}
 	for _, v := range o.reserved {
 		if err := reserved("options.reserved", uint64(v)); err != nil {
@@ -52,6 +57,8 @@ func (x *contextCache) config(o *C.pc_context_options) (*coordinator.Config, err
 	cfg.FutureTokens = int32(o.future_tokens)
 	cfg.SeedRecency = o.flags&C.PC_ORIGINAL_RECENCY != 0
 	cfg.ShortenVictims = o.flags&C.PC_SHORTEN_VICTIMS != 0
+	cfg.ZeroOnRelease = o.flags&C.PC_ZERO_ON_RELEASE != 0
+	cfg.TenantQuota = int(o.tenant_quota)
 	cfg.Hash = tableHash(o.flags)
 	cfg.Stream = uint64(o.stream)
 	cfg.Clock = clock

@@ -18,7 +18,7 @@ PCSHIM_FORWARD(digest_bytes, (const void *data, uint64_t size, pc_hash128 *diges
 /* ----------------------------------------------------------------- manager */
 
 PCSHIM_CREATE(manager_create, (const pc_manager_options *options, pc_handle *manager),
-               ((pc_manager_options *)options, manager))
+              ((pc_manager_options *)options, manager))
 PCSHIM_FORWARD(manager_destroy, (pc_handle * manager), (manager))
 PCSHIM_FORWARD(manager_acquire,
                (pc_handle manager, uint32_t mode, uint32_t lookup, const pc_sequence *sequence, pc_plan *plan,
@@ -84,6 +84,10 @@ PCSHIM_FORWARD(manager_get_stats, (pc_handle manager, pc_manager_stats *stats), 
 PCSHIM_FORWARD(manager_check, (pc_handle manager), (manager))
 PCSHIM_FORWARD(manager_dump, (pc_handle manager, char *text, uint64_t space, uint64_t *size),
                (manager, text, space, size))
+PCSHIM_FORWARD(manager_tenants, (pc_handle manager, pc_tenant *tenants, uint64_t space, uint64_t *num_tenants),
+               (manager, tenants, space, num_tenants))
+PCSHIM_FORWARD(manager_set_quota, (pc_handle manager, const pc_hash128 *isolation, uint32_t quota),
+               (manager, (pc_hash128 *)isolation, quota))
 
 /* -------------------------------------------------------------- page table */
 
@@ -105,7 +109,7 @@ PCSHIM_FORWARD(table_check, (pc_handle table), (table))
 PCSHIM_FORWARD(context_validate_deployment, (const pc_deployment *deployment, uint32_t *kind),
                ((pc_deployment *)deployment, kind))
 PCSHIM_CREATE(context_create, (const pc_context_options *options, pc_handle *context),
-               ((pc_context_options *)options, context))
+              ((pc_context_options *)options, context))
 PCSHIM_FORWARD(context_destroy, (pc_handle * context), (context))
 PCSHIM_FORWARD(context_manager, (pc_handle context, pc_handle *manager), (context, manager))
 PCSHIM_FORWARD(context_begin,

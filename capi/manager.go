@@ -65,7 +65,7 @@ func (m *manager) lease(h C.pc_handle) prefix.LeaseID {
 	return prefix.LeaseID(uint64(h) ^ m.salt)
 }
 
-const managerFlags = C.PC_ORIGINAL_RECENCY | C.PC_BLOCK_KEYS | C.PC_SHORTEN_VICTIMS | C.PC_WEAK_HASH
+const managerFlags = C.PC_ORIGINAL_RECENCY | C.PC_BLOCK_KEYS | C.PC_SHORTEN_VICTIMS | C.PC_WEAK_HASH | C.PC_ZERO_ON_RELEASE
 
 // tableHash is the hash that a flag asks for: nil for core's own.
 func tableHash(flags C.uint32_t) func(parent uint32, words []int32) uint64 {
@@ -106,24 +106,28 @@ func recordLimit(v C.int32_t) (int32, *status.Error) {
 }
 
 //export pcgo_manager_create
-func pcgo_manager_create(options *C.pc_manager_options, result *C.pc_handle) (st C.pc_status) {
+func pcgo_manager_create(in *C.pc_manager_options, result *C.pc_handle) (st C.pc_status) {
 	defer guard(&st, nil)
 	if err := out("manager", result); err != nil {
 		return fail(err)
 	}
-	if options == nil {
+	if in == nil {
 		return failNew(status.InvalidArgument, "options: null, expected a pc_manager_options")
 	}
-	if err := structSize("options", options, options.struct_size, unsafe.Sizeof(*options), unsafe.Sizeof(*options)); err != nil {
+	if err := structSize("options", in, in.struct_size, unsafe.Offsetof(in.tenant_quota), unsafe.Sizeof(*in)); err != nil {
 		return fail(err)
 	}
+	options := options(in, in.struct_size)
 	if options.flags&^managerFlags != 0 {
-		return failNew(status.Unsupported, "options.flags: %#x, expected PC_ORIGINAL_RECENCY | PC_BLOCK_KEYS | PC_SHORTEN_VICTIMS | PC_WEAK_HASH", uint32(options.flags))
+		return failNew(status.Unsupported, "options.flags: %#x, expected PC_ORIGINAL_RECENCY | PC_BLOCK_KEYS | PC_SHORTEN_VICTIMS | PC_WEAK_HASH | PC_ZERO_ON_RELEASE", uint32(options.flags))
 	}
 	for _, v := range options.reserved {
 		if err := reserved("options.reserved", uint64(v)); err != nil {
 			return fail(err)
 		}
+	}
+	if err := tenantQuota(options.tenant_quota, options.reserved1); err != nil {
+		return fail(err)
 	}
 	records, serr := recordLimit(options.max_records)
 	if serr != nil {
@@ -134,6 +138,8 @@ func pcgo_manager_create(options *C.pc_manager_options, result *C.pc_handle) (st
 		RecurrentSlots: int(options.recurrent_slots), PartialSlots: int(options.partial_slots), MaxRecords: int(records),
 		OriginalRecency: options.flags&C.PC_ORIGINAL_RECENCY != 0,
 		ShortenVictims:  options.flags&C.PC_SHORTEN_VICTIMS != 0,
+		ZeroOnRelease:   options.flags&C.PC_ZERO_ON_RELEASE != 0,
+		TenantQuota:     int(options.tenant_quota),
 		Hash:            tableHash(options.flags),
 	}
 	if cfg.PageTokens == 0 {
@@ -186,15 +192,30 @@ func pcgo_manager_destroy(h *C.pc_handle) (st C.pc_status) {
 			return failNew(status.WrongState, "manager: it belongs to a coordinator, which frees it")
 		}
 	}
-	if _, _, err := handles.remove(handle(*h), kindManager, "manager"); err != nil {
+	object, broken, err := handles.remove(handle(*h), kindManager, "manager")
+	if err != nil {
 		return fail(err)
 	}
 	*h = 0
+	if !broken {
+		object.(*manager).m.Close()
+	}
 	return C.PC_OK
 }
 
 // noCapacity is the outcome that a busy server sees often: its text is made once.
 var noCapacity = status.New(status.RequestFailed, "no capacity: the pages wanted are in use, even with every record evicted")
+
+// overQuota is the same for a tenant.
+var overQuota = status.New(status.RequestFailed, "quota: the tenant's leases and the pages wanted exceed what it may hold, even with every record of it evicted")
+
+// refused names what a demand failed for.
+func (m *manager) refused(overTenant bool) C.pc_status {
+	if overTenant {
+		return fail(overQuota)
+	}
+	return fail(noCapacity)
+}
 
 // Exports on the hot path do their work in a method: with few returns Go can
 // place the deferred calls inline, which saves tens of nanoseconds.
@@ -258,7 +279,7 @@ func (m *manager) acquire(mode, lookup C.uint32_t, sequence *C.pc_sequence, plan
 	}
 	writePlan(plan, &res.Plan)
 	if res.Status != prefix.Acquired {
-		return fail(noCapacity)
+		return m.refused(res.Status == prefix.OverQuota)
 	}
 	// The room was checked: reading the pages cannot fail.
 	if err := m.m.Pages(res.Lease, prefix.BasePages, 0, base); err != nil {
@@ -350,7 +371,7 @@ func (m *manager) grow(id prefix.LeaseID, base, draft C.int32_t, basePages, draf
 		return fail(err)
 	}
 	if !ok {
-		return fail(noCapacity)
+		return m.refused(m.m.Feasible(prefix.Demand{int(base), int(draft)}))
 	}
 	for pool, part := range [...]struct {
 		n   C.int32_t

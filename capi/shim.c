@@ -277,6 +277,8 @@ PC_API const pc_api *pc_get_api(uint32_t version) {
         .context_sequence_tokens = pc_context_sequence_tokens,
         .context_get_metrics = pc_context_get_metrics,
         .metrics_text = pc_metrics_text,
+        .manager_tenants = pc_manager_tenants,
+        .manager_set_quota = pc_manager_set_quota,
     };
     if (version == 0 || version > PC_ABI_VERSION) {
         static const char text[] = "version: this library has function tables 1 to " STRINGIFY(

@@ -719,14 +719,20 @@ enum {
     PC_WEAK_HASH = 8u,        /* tests: one table hash for all blocks, so that every lookup collides */
     PC_HOST_MEMORY = 4u,      /* table, context: addresses are plain host memory, also where there is a
                                  GPU; without it CUDA is used when a driver is found */
-    PC_SHORTEN_VICTIMS = 16u  /* an eviction first shortens the record whose turn it is to what the demand
+    PC_SHORTEN_VICTIMS = 16u, /* an eviction first shortens the record whose turn it is to what the demand
                                  needs, instead of evicting it whole: a prefix of it stays cached, in
                                  its place in the order. A better hit rate, with small pages above all */
+    PC_ZERO_ON_RELEASE = 32u  /* clear tokens, media digests and block keys once nothing can find them:
+                                 when their page is free again, their lease ended, and at destroy. The KV
+                                 pages are the runtime's memory, and what is in a page that
+                                 pc_manager_acquire or pc_manager_grow hands out may be a former
+                                 tenant's; snapshots on a device are not cleared either */
 };
 
 typedef struct pc_manager_options {
     uint32_t struct_size;    /* in: sizeof(pc_manager_options) */
-    uint32_t flags;          /* PC_ORIGINAL_RECENCY | PC_BLOCK_KEYS | PC_SHORTEN_VICTIMS | PC_WEAK_HASH */
+    uint32_t flags;          /* PC_ORIGINAL_RECENCY | PC_BLOCK_KEYS | PC_SHORTEN_VICTIMS | PC_WEAK_HASH |
+                                PC_ZERO_ON_RELEASE */
     int32_t tokens_per_page; /* 0: 128 */
     int32_t max_records;     /* 0: 1024; -1: retain none */
     int32_t base_pages;      /* capacity of each pool, >= 0 */
@@ -734,6 +740,9 @@ typedef struct pc_manager_options {
     int32_t recurrent_slots;
     int32_t partial_slots;
     uint64_t reserved[4];
+    uint32_t tenant_quota; /* per mille of base_pages, max_records and recurrent_slots that one tenant may
+                              hold, see pc_tenant; 1000: counted, not limited; 0: neither */
+    uint32_t reserved1;    /* 0 */
 } pc_manager_options;
 
 /*
@@ -1030,6 +1039,55 @@ PC_API pc_status pc_manager_check(pc_handle manager);
  */
 PC_API pc_status pc_manager_dump(pc_handle manager, char *text, uint64_t space, uint64_t *size);
 
+/*
+ * A tenant: all sequences with one pc_extras.isolation, or all without. No two share a
+ * page. With tenant_quota in the options, tenants are counted, and each holds at most
+ * its quota of base pages (in use by leases, or cached), of records, and of
+ * snapshots. A demand that would pass the quota first evicts records of the same tenant,
+ * least recent first; when what its leases use leaves no room even then, it is
+ * PC_REQUEST_FAILED, the text begins with "quota", and nothing changed. So no tenant
+ * beyond its quota ever evicts a record of another. Without the option nothing is
+ * counted, and the cost and order of evictions are as ever.
+ *
+ * Counters begin when a tenant is first seen. One that holds nothing and has no quota
+ * of its own is forgotten when 1024 others came to rest after it.
+ */
+typedef struct pc_tenant {
+    pc_hash128 isolation;
+    uint32_t present;           /* 1; 0: the sequences without PC_EXTRA_ISOLATION */
+    uint32_t quota;             /* per mille, in force */
+    uint64_t quota_pages;       /* the same in base pages */
+    uint64_t pages;             /* gauge: base pages in use or cached */
+    uint64_t active_pages;      /* gauge: of these, used by leases */
+    uint64_t records;           /* gauge */
+    uint64_t snapshots;         /* gauge: of these, with a recurrent slot */
+    uint64_t leases;            /* acquired */
+    uint64_t query_tokens;      /* of their prompts */
+    uint64_t hit_tokens;        /* of these, reused */
+    uint64_t evicted;           /* records of it, for whatever reason */
+    uint64_t evicted_by_others; /* of these, to make room for another tenant */
+    uint64_t evicted_others;    /* records of other tenants, to make room for it */
+    uint64_t refused;           /* demands beyond the quota */
+} pc_tenant;
+
+/*
+ * The tenants that are known, in no order. Changes nothing.
+ *   tenants, space  out: the first `space` of them; may be null when space is 0
+ *   num_tenants     out: how many there are; 0 without tenant_quota
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT.
+ */
+PC_API pc_status pc_manager_tenants(pc_handle manager, pc_tenant *tenants, uint64_t space, uint64_t *num_tenants);
+
+/*
+ * Give one tenant a quota of its own. What it holds beyond that is evicted now, as far
+ * as no lease uses it, the rest as its leases end. Also on the manager of a coordinator.
+ *   isolation  the tenant; null: the sequences without PC_EXTRA_ISOLATION
+ *   quota      per mille, 1 .. 1000; 0: the one of the options again
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE (no tenant_quota in the
+ * options).
+ */
+PC_API pc_status pc_manager_set_quota(pc_handle manager, const pc_hash128 *isolation, uint32_t quota);
+
 /* ----------------------------------------------- context cache: page table */
 
 /*
@@ -1219,7 +1277,8 @@ typedef struct pc_cache_resources {
 
 typedef struct pc_context_options {
     uint32_t struct_size;     /* in: sizeof(pc_context_options) */
-    uint32_t flags;           /* PC_ORIGINAL_RECENCY | PC_HOST_MEMORY | PC_SHORTEN_VICTIMS | PC_WEAK_HASH */
+    uint32_t flags;           /* PC_ORIGINAL_RECENCY | PC_HOST_MEMORY | PC_SHORTEN_VICTIMS | PC_WEAK_HASH |
+                                 PC_ZERO_ON_RELEASE */
     uint32_t kind;            /* PC_DEPLOY_VANILLA .. */
     int32_t tokens_per_page;  /* 0: 128 */
     int32_t max_batch;        /* of the deployment, >= 1 */
@@ -1236,6 +1295,8 @@ typedef struct pc_context_options {
     pc_cache_resources base;
     pc_cache_resources draft; /* EAGLE; else all zero */
     uint64_t reserved[4];
+    uint32_t tenant_quota; /* see pc_manager_options */
+    uint32_t reserved1;    /* 0 */
 } pc_context_options;
 
 /* What a decoder layer keeps between steps. */
@@ -1788,6 +1849,8 @@ typedef struct pc_api {
     /* from version 2 on */
     pc_status (*metrics_text)(const pc_metrics_source *sources, uint64_t num_sources, char *text, uint64_t space,
                               uint64_t *size);
+    pc_status (*manager_tenants)(pc_handle manager, pc_tenant *tenants, uint64_t space, uint64_t *num_tenants);
+    pc_status (*manager_set_quota)(pc_handle manager, const pc_hash128 *isolation, uint32_t quota);
 } pc_api;
 
 /*

@@ -201,8 +201,12 @@ func (c *Coordinator) acquire(a *Admission) (forced bool, err error) {
 				total[pool] += want
 			}
 		}
-		err = status.New(status.RequestFailed, "begin: no capacity for the batch of %d (%d base and %d draft pages wanted)",
-			n, total[prefix.BasePages], total[prefix.DraftPages])
+		what := "no capacity"
+		if c.results[0].Status == prefix.OverQuota {
+			what = "no room below the quota of its tenants"
+		}
+		err = status.New(status.RequestFailed, "begin: %s for the batch of %d (%d base and %d draft pages wanted)",
+			what, n, total[prefix.BasePages], total[prefix.DraftPages])
 	}
 	if err != nil {
 		clear(c.wanted)

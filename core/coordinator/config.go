@@ -64,6 +64,10 @@ type Config struct {
 	// instead of evicting it whole; see core/prefix.
 	ShortenVictims bool
 
+	// TenantQuota and ZeroOnRelease are those of core/prefix.
+	TenantQuota   int
+	ZeroOnRelease bool
+
 	// Stream identifies the one stream of this coordinator. Core only compares
 	// it.
 	Stream uint64

@@ -77,6 +77,8 @@ func New(cfg Config) (*Coordinator, error) {
 		MaxRecords:      int(cfg.MaxRecords),
 		OriginalRecency: cfg.SeedRecency,
 		ShortenVictims:  cfg.ShortenVictims,
+		TenantQuota:     cfg.TenantQuota,
+		ZeroOnRelease:   cfg.ZeroOnRelease,
 		Hash:            cfg.Hash,
 	}
 	width := int32(0)

@@ -82,7 +82,7 @@ func Probe(bytes int64, what string) error {
 	if bytes < probeBytes {
 		return nil
 	}
-	raw, err := sysProbe(bytes)
+	raw, err := sysProbe(bytes + bytes/16 + probeSlack)
 	if err != nil {
 		return status.New(status.OutOfMemory, "%s needs %d bytes: mmap: %v", what, bytes, err)
 	}
@@ -90,5 +90,10 @@ func Probe(bytes int64, what string) error {
 	return nil
 }
 
-// probeBytes is what the Go runtime is taken to have at hand.
-const probeBytes = 1 << 20
+const (
+	// probeBytes is what the Go runtime is taken to have at hand.
+	probeBytes = 1 << 20
+	// probeSlack is what it takes besides: it asks for 64 MiB at a time, and keeps
+	// books of each.
+	probeSlack = 160 << 20
+)

@@ -83,6 +83,8 @@ inline pc_handle ContextCacheCoordinator::create(pc_api const& api, ContextCache
     auto options = detail::sized<pc_context_options>();
     options.flags = config.originalRecency ? static_cast<uint32_t>(PC_ORIGINAL_RECENCY) : 0u;
     options.flags |= config.shortenVictims ? static_cast<uint32_t>(PC_SHORTEN_VICTIMS) : 0u;
+    options.flags |= config.zeroOnRelease ? static_cast<uint32_t>(PC_ZERO_ON_RELEASE) : 0u;
+    options.tenant_quota = static_cast<uint32_t>(config.tenantQuota);
     options.flags |= config.weakHash ? static_cast<uint32_t>(PC_WEAK_HASH) : 0u;
     options.flags |= config.hostMemory ? static_cast<uint32_t>(PC_HOST_MEMORY) : 0u;
     options.kind = static_cast<uint32_t>(kind);

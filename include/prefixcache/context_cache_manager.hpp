@@ -7,6 +7,7 @@
 #define PREFIXCACHE_CONTEXT_CACHE_MANAGER_HPP
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -203,6 +204,25 @@ class ContextCacheManager {
         auto value = detail::sized<pc_manager_stats>();
         detail::check(mApi, mApi.manager_get_stats(mHandle, &value));
         return value;
+    }
+
+    /// The tenants that are known; empty unless the cache was made with tenantQuota.
+    std::vector<pc_tenant> tenants() const {
+        std::vector<pc_tenant> out;
+        uint64_t count = 0;
+        do {  // another thread may add some
+            out.resize(count);
+            detail::check(mApi, mApi.manager_tenants(mHandle, out.data(), out.size(), &count));
+        } while (count > out.size());
+        out.resize(count);
+        return out;
+    }
+
+    /// The share of one tenant, in per mille of pages and records; 0: the default again.
+    void setQuota(std::optional<Hash128> const& isolation, int32_t perMille) const {
+        pc_hash128 const key = isolation ? detail::SequenceArguments::toC(*isolation) : pc_hash128{};
+        detail::check(mApi,
+                      mApi.manager_set_quota(mHandle, isolation ? &key : nullptr, static_cast<uint32_t>(perMille)));
     }
 
     /// @throws std::runtime_error that says which structural invariant is broken

@@ -134,6 +134,8 @@ struct ContextCacheConfig {
     bool weakHash = false;               ///< tests: every lookup collides
     bool hostMemory = false;             ///< addresses are plain host memory, also where there is a GPU
     std::string libraryPath;             ///< empty: see Library
+    int32_t tenantQuota = 0;             ///< per mille of pages and records for one isolation key; 0: not counted
+    bool zeroOnRelease = false;          ///< clear tokens once nothing can find them
 };
 
 /// What a lookup found and what the sequence still needed.

@@ -93,7 +93,9 @@ class World:
     # ------------------------------------------------------------------ objects
 
     def manager(self) -> ContextCacheManager:
-        m = ContextCacheManager(base_pages=16, draft_pages=16, recurrent_slots=4, partial_slots=4, tokens_per_page=4)
+        m = ContextCacheManager(
+            base_pages=16, draft_pages=16, recurrent_slots=4, partial_slots=4, tokens_per_page=4, tenant_quota=1000
+        )
         with m.acquire(prompt(10)).lease as lease:
             m.publish(lease, 10)
         return m
@@ -237,6 +239,10 @@ class World:
             "stats": _abi.sized(_abi.ManagerStats),
             "text": ctypes.create_string_buffer(64),
             "size": out(),
+            "tenants": (_abi.Tenant * 8)(),
+            "num_tenants": out(),
+            "isolation": _abi.Hash(1, 1),
+            "quota": 500,
         }
         if name == "manager_create":
             values["options"] = _abi.sized(_abi.ManagerOptions)

@@ -176,6 +176,60 @@ def residue(flag: str):
     wait("destroyed")
 
 
+def tokens(flag: str):
+    """Prompts that were evicted, released, or not finished when the manager went."""
+    from prefixcache.context import ContextCacheManager, _abi
+
+    manager = ContextCacheManager(base_pages=64, tokens_per_page=64, max_records=8, zero_on_release=flag == "zero")
+    lib, n = _abi.load(), 64 * 20 + 30
+    prompt = ctypes.create_string_buffer(4 * n)
+    leases = []
+    for _ in range(2):
+        ctypes.memset(prompt, FILL, 4 * n)
+        sequence, plan = _abi.sized(_abi.Sequence), _abi.sized(_abi.Plan)
+        sequence.tokens, sequence.num_tokens = ctypes.addressof(prompt), n
+        lease = c_uint64()
+        assert (
+            lib.manager_acquire(manager.handle, 0, 0, byref(sequence), byref(plan), None, 0, None, 0, byref(lease))
+            == OK
+        )
+        for _ in range(40):  # tokens that have no page yet
+            assert lib.manager_append(manager.handle, lease, ctypes.addressof(prompt), 64) == OK
+        ctypes.memset(prompt, 0, 4 * n)
+        assert lib.manager_publish(manager.handle, lease, n, None) == OK
+        leases.append(lease)
+    wait("live")
+    for lease in leases:
+        assert lib.manager_release(manager.handle, byref(lease)) == OK
+    wait("live")  # cached
+    manager.flush()
+    wait("released")
+    ctypes.memset(prompt, FILL, 4 * n)
+    assert lib.manager_acquire(manager.handle, 0, 0, byref(sequence), byref(plan), None, 0, None, 0, byref(lease)) == OK
+    ctypes.memset(prompt, 0, 4 * n)
+    manager.close()
+    wait("destroyed")
+
+
+def tables():
+    """Tables on the Go heap that do not fit: errors, and the process goes on."""
+    from prefixcache import PrefixCacheError
+    from prefixcache.context import ContextCacheManager, KVPageTable
+
+    with ContextCacheManager(base_pages=4):
+        address_limit(2 * GIB)
+    for make in (lambda: ContextCacheManager(base_pages=2**29), lambda: KVPageTable(1 << 14, 1 << 15, 1 << 29)):
+        try:
+            make()
+            status = OK
+        except PrefixCacheError as e:
+            status = e.status
+            print(e)
+        assert status == OUT_OF_MEMORY
+    with ContextCacheManager(base_pages=1000) as manager:
+        manager.acquire(list(range(1000))).lease.release()
+
+
 def wait(line: str) -> None:
     """Let test_limits.py look at the memory."""
     print(line, flush=True)
@@ -207,4 +261,4 @@ def resident() -> int:
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (address_space, refused_calls, residue, warm)}[sys.argv[1]](*sys.argv[2:])
+    {f.__name__: f for f in (address_space, refused_calls, residue, tokens, warm, tables)}[sys.argv[1]](*sys.argv[2:])

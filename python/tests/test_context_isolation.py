@@ -57,4 +57,7 @@ def test_all_pairs_of_identities_stay_apart_with_every_lookup_colliding(mode):
             manager.check_invariants()
             for name in (first, second):  # each finds its own again, so a hit would have been seen
                 extras, media = everyone[name]
-                assert manager.lookup(ContextCacheSequenceAdmission(TOKENS, extras, media), mode).matched_token_length == 12
+                assert (
+                    manager.lookup(ContextCacheSequenceAdmission(TOKENS, extras, media), mode).matched_token_length
+                    == 12
+                )

@@ -17,6 +17,7 @@ BLOCK_KEYS = 2
 HOST_MEMORY = 4
 WEAK_HASH = 8
 SHORTEN_VICTIMS = 16
+ZERO_ON_RELEASE = 32
 
 EXTRA_ADAPTER, EXTRA_POSITION, EXTRA_EMBEDDING, EXTRA_ISOLATION = 1, 2, 4, 8
 
@@ -100,6 +101,18 @@ class ManagerOptions(ctypes.Structure):
         ("recurrent_slots", c_int32),
         ("partial_slots", c_int32),
         ("reserved", c_uint64 * 4),
+        *_each(c_uint32, "tenant_quota reserved1"),
+    )
+
+
+class Tenant(ctypes.Structure):
+    """pc_tenant."""
+
+    _fields_ = (
+        ("isolation", Hash),
+        *_each(c_uint32, "present quota"),
+        *_each(c_uint64, "quota_pages pages active_pages records snapshots leases query_tokens hit_tokens"),
+        *_each(c_uint64, "evicted evicted_by_others evicted_others refused"),
     )
 
 
@@ -237,6 +250,7 @@ class ContextOptions(ctypes.Structure):
         ("base", CacheResources),
         ("draft", CacheResources),
         ("reserved", c_uint64 * 4),
+        *_each(c_uint32, "tenant_quota reserved1"),
     )
 
 
@@ -406,6 +420,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "manager_get_stats": (_H, _P),
     "manager_check": (_H,),
     "manager_dump": (_H, _P, c_uint64, _P),
+    "manager_tenants": (_H, _P, c_uint64, _P),
+    "manager_set_quota": (_H, _P, c_uint32),
     "table_create": (_P, _P),
     "table_destroy": (_P,),
     "table_set_identity": (_H,),

@@ -43,6 +43,8 @@ class ContextOptionsArgument:
         s.flags |= _abi.SHORTEN_VICTIMS if config.shorten_victims else 0
         s.flags |= _abi.HOST_MEMORY if config.host_memory else 0
         s.flags |= _abi.WEAK_HASH if config.weak_hash else 0
+        s.flags |= _abi.ZERO_ON_RELEASE if config.zero_on_release else 0
+        s.tenant_quota = integer("config.tenant_quota", config.tenant_quota, 0, 1000)
         s.kind = integer("deployment_kind", kind, 0, 2**32 - 1)
         # Zero means "default" to the library, not to the fields of a Python config.
         s.tokens_per_page = integer("config.tokens_per_page", config.tokens_per_page, 1, 2**31 - 1)

@@ -108,6 +108,8 @@ class ContextCacheManager(ManagerView):
         block_keys: bool = False,
         shorten_victims: bool = False,
         weak_hash: bool = False,
+        tenant_quota: int = 0,
+        zero_on_release: bool = False,
     ) -> None:
         """Capacities of the four pools.
 
@@ -115,12 +117,17 @@ class ContextCacheManager(ManagerView):
         its record most recent. ``block_keys``: sequences are named by keys of the caller,
         which are trusted; without it by tokens, which are compared. ``shorten_victims``: an
         eviction takes no more of a record than it needs, and leaves its prefix cached.
+        ``tenant_quota``: per mille of pages and records that one isolation key may hold
+        (:meth:`set_quota`); 1000 counts tenants without limiting them, 0 does neither.
+        ``zero_on_release``: tokens are cleared once nothing can find them.
         ``weak_hash`` is for tests: every table lookup collides.
         """
         options = _abi.sized(_abi.ManagerOptions)
         options.flags = (_abi.ORIGINAL_RECENCY if original_recency else 0) | (_abi.BLOCK_KEYS if block_keys else 0)
         options.flags |= _abi.SHORTEN_VICTIMS if shorten_victims else 0
         options.flags |= _abi.WEAK_HASH if weak_hash else 0
+        options.flags |= _abi.ZERO_ON_RELEASE if zero_on_release else 0
+        options.tenant_quota = integer("tenant_quota", tenant_quota, 0, 1000)
         options.tokens_per_page = integer("tokens_per_page", tokens_per_page, 1, 2**31 - 1)
         options.max_records = integer("max_records", max_records, 0, 2**31 - 1) or -1
         options.base_pages = int32("base_pages", base_pages)

@@ -229,6 +229,8 @@ class ContextCacheConfig:
     shorten_victims: bool = False  # an eviction takes no more of a record than it needs
     host_memory: bool = True  # addresses are plain host memory, also where there is a GPU
     weak_hash: bool = False  # tests: every table lookup collides
+    tenant_quota: int = 0  # per mille of pages and records for one isolation key; 0: not counted
+    zero_on_release: bool = False  # clear tokens once nothing can find them
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,26 @@ class CacheRecord:
     draft_pages: tuple[int, ...]
     recurrent_slot: int | None
     partial_kv_slot: int | None
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """All sequences with one isolation digest, or with none; see pc_tenant."""
+
+    isolation: Hash128 | None
+    quota: int  # per mille, in force
+    quota_pages: int
+    pages: int  # base pages in use or cached, now
+    active_pages: int  # of these, used by leases
+    records: int
+    snapshots: int
+    leases: int  # acquired so far
+    query_tokens: int
+    hit_tokens: int
+    evicted: int  # records of it
+    evicted_by_others: int
+    evicted_others: int  # records of other tenants, to make room for it
+    refused: int  # demands beyond the quota
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ in use.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import fields
 from typing import Any
 
 from prefixcache import _ffi
@@ -24,6 +25,7 @@ from prefixcache.context.types import (
     ReusePlanKind,
     ReusePlanMode,
     SpecReplayMode,
+    Tenant,
     Tokens,
 )
 
@@ -156,6 +158,33 @@ class ManagerView:
             return False
         self._check(status)
         return True
+
+    def tenants(self) -> list[Tenant]:
+        """The tenants that are known; empty unless the cache was made with ``tenant_quota``."""
+        count, room = ctypes.c_uint64(), 64
+        while True:
+            out = (_abi.Tenant * room)()
+            self._check(self._library.manager_tenants(self.handle, ctypes.addressof(out), room, ctypes.byref(count)))
+            if count.value <= room:
+                break
+            room = count.value + 64  # another thread may add some
+        names = [f.name for f in fields(Tenant) if f.name != "isolation"]
+        return [
+            Tenant(
+                Hash128(t.isolation.high, t.isolation.low) if t.present else None,
+                **{name: getattr(t, name) for name in names},
+            )
+            for t in out[: count.value]
+        ]
+
+    def set_quota(self, isolation: Hash128 | None, quota: int) -> None:
+        """The share of one tenant, in per mille of pages and records; 0: the default again."""
+        key = to_hash("isolation", isolation) if isolation is not None else None
+        self._check(
+            self._library.manager_set_quota(
+                self.handle, ctypes.byref(key) if key is not None else None, integer("quota", quota, 0, 2**32 - 1)
+            )
+        )
 
     def _stats(self) -> Any:
         stats = _abi.sized(_abi.ManagerStats)
