@@ -675,6 +675,44 @@ def test_every_metric_has_a_test() -> None:
     assert moving | BELOW == set(NAMES) and not moving & BELOW
 
 
+# ---------------------------------------------------------------- the document
+
+DOCUMENT = (REPOSITORY / "docs" / "metrics.md").read_text()
+UNITS = {"bytes": "bytes", "seconds": "seconds", "ratio": "ratio", "tokens": "tokens"}
+
+
+def test_every_metric_is_explained_with_its_type_and_unit() -> None:
+    types = dict(re.findall(r'^\tm\w+:\s+\{"(\w+)", (counter|gauge), ', TABLE, re.MULTILINE))
+    rows = re.findall(r"^\| `(\w+)` \| (counter|gauge) \| (\w+) \|", DOCUMENT, re.MULTILINE)
+    assert {name: kind for name, kind, _ in rows} == types and len(rows) == len(types)
+    for name, _, unit in rows:
+        for word in name.removesuffix("_total").removesuffix("_peak").removesuffix("_limit").split("_")[-1:]:
+            assert unit == UNITS.get(word, unit), name
+
+
+def test_every_direction_and_cause_is_explained() -> None:
+    text = prometheus_text(Host().manager, Rig().coordinator)
+    for label in ("direction", "cause"):
+        table = DOCUMENT.partition(f"| `{label}` |")[2].partition("\n\n")[0]
+        assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(re.findall(rf'{label}="(\w+)"', text)), label
+
+
+def test_labels_of_the_document_are_those_of_the_page() -> None:
+    text = prometheus_text(Host().manager, Rig(Kind.EAGLE).coordinator)
+    for name, label in re.findall(r"^\| `(\w+)` \|[^\n]*?by `(\w+)`", DOCUMENT, re.MULTILINE):
+        assert re.search(rf'prefixcache_{name}\{{[^\n]*{label}="', text), (name, label)
+
+
+def test_lines_of_the_log_are_those_of_the_code() -> None:
+    code = "".join(p.read_text() for p in (REPOSITORY / "capi").glob("log*.go")) + "".join(
+        p.read_text() for p in (REPOSITORY / "core" / "omni").glob("failure.go")
+    )
+    lines = re.findall(r"^\| (?:error|warning|info) \| `([^`]+)`", DOCUMENT, re.MULTILINE)
+    assert len(lines) >= 10
+    for line in [*lines, "could not be pinned for rows from a device"]:
+        assert line.removeprefix("omni cache: prefix") in code or line in code, line
+
+
 # ---------------------------------------------------------- times and limits
 
 
