@@ -21,7 +21,7 @@ GO_LDFLAGS := -s -w -extldflags '-Wl,-soname,libprefixcache.so.$(SOVERSION) \
 	-Wl,--version-script=$(ROOT)/capi/libprefixcache.map -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined'
 
 .DEFAULT_GOAL := all
-.PHONY: all help setup run test soak bench load wheel lint coverage abi-snapshot clean
+.PHONY: all help setup run test soak mutation bench load wheel lint coverage abi-snapshot clean
 
 all: $(LIB) ## build build/libprefixcache.so
 
@@ -61,6 +61,9 @@ test: $(BUILD)/test-tools $(LIB) $(CUDA_SIM) ## all tests: Go, Python, C++
 
 soak: $(BUILD)/test-tools $(LIB) $(CUDA_SIM) ## the random tests with ever more seeds (MINUTES=30)
 	@scripts/soak.sh $(or $(MINUTES),30)
+
+mutation: $(BUILD)/python $(CUDA_STUB) $(CUDA_SIM) ## take each guard out of the code and see that a test notices (docs/simulation.md)
+	@$(PYTHON) scripts/mutation.py --write
 
 bench: $(BUILD)/python $(LIB) $(BUILD)/bench_context ## the speed figures, as ratios taken in one run (TRACE=file.jsonl)
 	@TRACE="$(TRACE)" scripts/bench.sh

@@ -138,7 +138,11 @@ def suites():
 
     return {
         "go-core": core,
-        "go": lambda: go("go", "-count=1", "./core/simulation", "./capi", "./gpu/...", env={"GODEBUG": "cgocheck=1"}),
+        "go": lambda: go("go", "-count=1", "./capi", "./gpu/...", env={"GODEBUG": "cgocheck=1"}),
+        # Poisoned memory, and 8 million operations of each machine.
+        "simulation": lambda: go(
+            "simulation", "-count=1", "-tags=invariants", "./core/simulation", "-sim.operations=8000000"
+        ),
         # Every Go pointer that reaches C, and every one that is written where C can see it.
         "go-cgocheck2": lambda: go(
             "go-cgocheck2", "-count=1", "-short", "./capi", "./gpu/...", env={"GOEXPERIMENT": "cgocheck2"}

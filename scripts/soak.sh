@@ -16,6 +16,8 @@ run() { # name, command...
 mkdir -p build
 while :; do
     round=$((round + 1))
+    run "both under the simulator, seeds from $((round * 1000000))" \
+        go test ./core/simulation -tags=invariants -count=1 -timeout 0 -sim.first $((round * 1000000)) -sim.operations $((20000000 * round))
     run "prefix cache against its model, seed $round" \
         go test ./core/prefix -count=1 -timeout 0 -run TestRandomRunAgainstModel -prefix.steps $((round == 1 ? 200000 : 1000000)) -prefix.seed "$round"
     run "coordinator against its model" go test ./core/coordinator -count=1 -timeout 0 -run Machine -machine-steps $((100000 * round))
