@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <random>
 #include <string>
@@ -75,7 +76,7 @@ TEST(Abi, TheTableIsWholeAndItsFunctionsAreTheExports) {
     ASSERT_NE(path, nullptr);
     void* library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
     ASSERT_NE(library, nullptr);
-    EXPECT_EQ(dlsym(library, "pc_context_get_metrics"), words[sizeof(pc_api) / sizeof(void*) - 1]) << "the last entry";
+    EXPECT_EQ(dlsym(library, "pc_manager_set_quota"), words[sizeof(pc_api) / sizeof(void*) - 1]) << "the last entry";
     EXPECT_EQ(dlsym(library, "pc_manager_create"), reinterpret_cast<void*>(api().manager_create));
     EXPECT_EQ(dlsym(library, "pc_table_check"), reinterpret_cast<void*>(api().table_check));
     EXPECT_EQ(dlsym(library, "pcgo_manager_create"), nullptr) << "Go exports stay hidden";
@@ -284,8 +285,17 @@ TEST(Abi, StructsSayTheirSizeAndReservedFieldsAreZero) {
     pc_handle handle = 0;
     options.struct_size = 0;
     EXPECT_EQ(api().manager_create(&options, &handle), PC_ERROR_UNSUPPORTED);
-    options.struct_size = sizeof(options) - 8;
+    // The first release's struct had no quota: still accepted, anything shorter is not.
+    constexpr uint32_t kFirst = offsetof(pc_manager_options, tenant_quota);
+    options.struct_size = kFirst - 8;
     EXPECT_EQ(api().manager_create(&options, &handle), PC_ERROR_UNSUPPORTED);
+    options.struct_size = kFirst;
+    options.tenant_quota = 5000;  // not read
+    EXPECT_EQ(api().manager_create(&options, &handle), PC_OK) << api().last_error();
+    EXPECT_EQ(api().manager_destroy(&handle), PC_OK);
+    options = sized<pc_manager_options>();
+    options.tenant_quota = 1001;
+    EXPECT_EQ(api().manager_create(&options, &handle), PC_ERROR_INVALID_ARGUMENT);
     options = sized<pc_manager_options>();
     options.flags = 1U << 20;
     EXPECT_EQ(api().manager_create(&options, &handle), PC_ERROR_UNSUPPORTED);

@@ -57,6 +57,46 @@ TEST(View, C68_ReferencesFollowLeasesAndRecords) {
     rig->finish(admitted.request);
 }
 
+TEST(View, TenantsHaveQuotasAndCounters) {
+    Rig rig(Kind::kVanilla, {}, 64, 8, [](ContextCacheConfig& config) {
+        config.tenantQuota = 250;  // 8 of 32 pages
+        config.zeroOnRelease = true;
+    });
+    EXPECT_TRUE(rig->manager().tenants().empty());
+    Hash128 const one{1, 0};
+    for (int32_t i = 0; i < 6; ++i) {
+        auto s = sequenceOf(tokensOf(12, i));
+        s.keyExtras.isolationDigest = one;
+        serveOne(rig, s);
+    }
+    serveOne(rig, sequenceOf(tokensOf(12, 1)));  // without a key
+    auto tenants = rig->manager().tenants();
+    ASSERT_EQ(tenants.size(), 2U);
+    auto const& first = tenants[tenants[0].present != 0 ? 0 : 1];
+    EXPECT_EQ(first.isolation.high, 1U);
+    EXPECT_EQ(first.leases, 6U);
+    EXPECT_EQ(first.query_tokens, 72U);
+    EXPECT_EQ(first.quota_pages, 8U);
+    EXPECT_LE(first.pages, 8U);
+    EXPECT_EQ(first.evicted_by_others, 0U);
+    EXPECT_GT(first.evicted, 0U);
+    rig->manager().setQuota(one, 100);
+    rig->manager().setQuota(std::nullopt, 1000);
+    for (auto const& t : rig->manager().tenants()) {
+        EXPECT_EQ(t.quota, t.present != 0 ? 100U : 1000U);
+        EXPECT_LE(t.pages, t.quota_pages);
+    }
+    EXPECT_THROW(rig->manager().setQuota(one, 1001), std::runtime_error);
+    rig->manager().checkInvariants();
+    // A batch beyond the quota of its tenant is refused, and says so.
+    ContextCacheBatchAdmission admission;
+    auto s = sequenceOf(tokensOf(16, 9));
+    s.keyExtras.isolationDigest = one;
+    admission.sequences = {s};
+    auto const result = rig->beginRequest(admission, kStream);
+    EXPECT_NE(result.status, ContextCacheCoordinatorStatus::kOk);
+}
+
 TEST(View, C25_LookupChangesNothing) {
     Rig rig;
     serve(*rig, {tokensOf(8, 1)});
