@@ -12,7 +12,7 @@ import (
 func (m *Manager) Check() error {
 	c := checker{m: m, pageOwner: make([]int32, m.cfg.BasePages), pins: make([]int32, len(m.nodes)),
 		cached: make([]int32, len(m.content.next))}
-	steps := []func(){c.records, c.index, c.leases, c.basePool, c.draftPool, c.slots, c.tenants, c.zero, c.empty}
+	steps := []func(){c.records, c.index, c.leases, c.basePool, c.draftPool, c.slots, c.tenants, c.zero, c.byID, c.empty}
 	for _, step := range steps {
 		if step(); c.err != nil {
 			return c.err

@@ -55,6 +55,7 @@ func (m *Manager) evict(i int32) {
 	end := r.node
 	n.Reclaimed[BasePages] += uint64(m.trim(end))
 	n.EvictedRecords++
+	m.byID.remove(m.records, i)
 	r.live = false
 	m.recordCount--
 	m.recordFree = append(m.recordFree, i)
@@ -147,12 +148,10 @@ func (m *Manager) EvictRecord(id RecordID) error {
 }
 
 func (m *Manager) recordByID(id RecordID) int32 {
-	for i := m.order.First(); i >= 0; i = m.order.After(i) {
-		if m.records[i].id == uint64(id) {
-			return i
-		}
+	if m.byID.slot == nil {
+		m.byID.build(m.records, m.recordCount)
 	}
-	return -1
+	return m.byID.find(m.records, uint64(id))
 }
 
 // Invalidate drops every record of an adapter, of one generation or, when

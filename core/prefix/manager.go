@@ -32,6 +32,7 @@ type Manager struct {
 
 	records      []record
 	recordFree   []int32
+	byID         recordIndex
 	recordCount  int
 	lastRecord   uint64
 	draftClock   uint64

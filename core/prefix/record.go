@@ -36,6 +36,7 @@ func (m *Manager) addRecord(p place, exact int32) int32 {
 	m.recordCount++
 	m.records[i] = record{id: m.lastRecord, at: p.at, exact: exact, cell: p.cell, node: p.node,
 		above: -1, below: -1, tail: -1, recurrent: -1, partial: -1, draftLast: -1, live: true}
+	m.byID.add(m.records, m.recordCount, i)
 	m.order.Add(i)
 	m.mark(i)
 	return i
