@@ -30,14 +30,14 @@ func (o *omniCache) tell(n omni.Notice) {
 	if n&omni.NoticeFlush != 0 {
 		o.log.tell(aboutFlush, C.PC_LOG_WARNING, func() string {
 			s := o.cache.Stats()
-			return fmt.Sprintf("omni cache: deferred rows are written before their request finishes, because staging memory (%d bytes) is full: %d flushes so far; more memory makes fewer",
+			return fmt.Sprintf("omni cache: deferred rows are written before their request finishes, because staging memory (%d bytes) is full; flushes so far: %d",
 				s.BudgetBytes, s.Flushes)
 		})
 	}
 	if n&omni.NoticeStaging != 0 {
 		o.log.tell(aboutStaging, C.PC_LOG_WARNING, func() string {
 			s := o.cache.Stats()
-			return fmt.Sprintf("omni cache: a save waited for a staging slot, because all %d are held by steps that nobody has consumed: %d waits so far, %v together",
+			return fmt.Sprintf("omni cache: a save waited for a staging slot, because all %d are held by steps that nobody has consumed; waits so far: %d, %v together",
 				s.StagingDepth, s.StagingWaits, time.Duration(s.Waits[omni.WaitStaging].Nanoseconds).Round(time.Microsecond))
 		})
 	}
@@ -49,7 +49,7 @@ func (o *omniCache) tell(n omni.Notice) {
 	if n&omni.NoticeDropped != 0 {
 		o.log.tell(aboutDropped, C.PC_LOG_INFO, func() string {
 			s := o.cache.Stats()
-			return fmt.Sprintf("omni cache: prefix rows were planned and not used, because a step was discarded or nobody asked for them: %d of %d reads so far",
+			return fmt.Sprintf("omni cache: prefix rows were planned and not used, because a step was discarded or nobody asked for them; reads so far: %d of %d",
 				s.ReadsDropped, s.ReadsDropped+s.ReadsUsed)
 		})
 	}
@@ -88,17 +88,17 @@ func (x *contextCache) degradations() degradations {
 func (x *contextCache) tell(was, is degradations) {
 	if is.forcedCold > was.forcedCold {
 		x.log.tell(aboutForcedCold, C.PC_LOG_WARNING, func() string {
-			return fmt.Sprintf("context cache: a batch fitted only without its cached prefixes, so they are computed again: %d sequences so far", is.forcedCold)
+			return fmt.Sprintf("context cache: a batch fitted only without its cached prefixes, so they are computed again; sequences so far: %d", is.forcedCold)
 		})
 	}
 	if is.skipped > was.skipped {
 		x.log.tell(aboutSnapshots, C.PC_LOG_WARNING, func() string {
-			return fmt.Sprintf("context cache: a snapshot was not captured, because every slot is in use: %d so far; a larger snapshot budget makes fewer", is.skipped)
+			return fmt.Sprintf("context cache: a snapshot was not captured, because every slot is in use; so far: %d", is.skipped)
 		})
 	}
 	if is.quarantined > was.quarantined {
 		x.log.tell(aboutQuarantine, C.PC_LOG_WARNING, func() string {
-			return fmt.Sprintf("context cache: a request is in quarantine, because work of the device may still use its pages: %d so far", is.quarantined)
+			return fmt.Sprintf("context cache: a request is in quarantine, because work of the device may still use its pages; so far: %d", is.quarantined)
 		})
 	}
 	if is.poisoned && !was.poisoned {
