@@ -79,7 +79,7 @@ include gpu/check/check.mk
 lint: $(BUILD)/python ## gofmt, vet, staticcheck, clang-format, ruff (pinned versions)
 	@scripts/lint.sh
 
-coverage: $(BUILD)/python ## the tests of core, and which statements they do not reach
+coverage: $(BUILD)/test-tools ## the tests of core, and which statements they do not reach
 	@$(PYTHON) scripts/run_tests.py --only go-core
 	@$(PYTHON) gates/coverage.py $(BUILD)/test/core.cover --uncovered
 

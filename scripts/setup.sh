@@ -40,6 +40,8 @@ if [ "$purpose" = test ]; then
     have cmake || missing+=(cmake)
     have ninja || missing+=(ninja-build)
     have pkg-config || missing+=(pkg-config)
+    have clang || missing+=(clang)
+    have abidw || missing+=(abigail-tools)
     [ -e /usr/include/gtest/gtest.h ] || [ -e /usr/local/include/gtest/gtest.h ] || missing+=(libgtest-dev)
 fi
 # The report of the replay is looked at in a browser by the tests; without one those few fail
