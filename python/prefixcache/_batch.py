@@ -44,17 +44,23 @@ class RowPlan:
             return (len(self.sizes), self.uniform, *row_shape)
         return (self.rows, *row_shape)
 
-    def views(self, buffer: torch.Tensor, positions: Sequence[int] | None) -> Sequence[torch.Tensor]:
-        """A view for each of ``positions`` in the batch, or for the whole batch."""
+    def views(
+        self, buffer: torch.Tensor, req_ids: Sequence[str], positions: Sequence[int] | None
+    ) -> dict[str, torch.Tensor]:
+        """A view for each of ``req_ids``, which are at ``positions`` in the batch; None: are all of it."""
         views: Sequence[torch.Tensor]
-        if len(self.sizes) <= 1:
-            views = (buffer,) if self.sizes else ()
+        if len(self.sizes) == 1:
+            if positions is None:
+                return {req_ids[0]: buffer}
+            views = (buffer,)
+        elif self.uniform >= 0:
+            views = buffer.unbind(0)
         else:
-            views = buffer.unbind(0) if self.uniform >= 0 else buffer.split(self.sizes)
-        if positions is None:
-            return views
-        places = self._places
-        return [views[p if places is None else places[p]] for p in positions]
+            views = buffer.split(self.sizes) if self.sizes else ()
+        if positions is not None:
+            places = self._places
+            views = [views[p if places is None else places[p]] for p in positions]
+        return dict(zip(req_ids, views, strict=True))
 
 
 class BatchLayout:

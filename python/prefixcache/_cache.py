@@ -1,7 +1,8 @@
 """One cache of the library: its handle, and its calls with their arguments packed.
 
 Packing into a kept buffer takes a third of a microsecond; filling a ctypes structure
-of the same size takes three. The layouts are those of include/prefixcache.h.
+of the same size takes three. What is as it was in the last step is not packed again:
+the rest are a few words. The layouts are those of include/prefixcache.h.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from prefixcache._errors import OK, PrefixCacheError, error_of
 from prefixcache._step import Read
 
 _SAVE_ARGS = struct.Struct("=IIQQQQQqQQQ4Q")
-_STEP = struct.Struct("=Q")
-_STEP_OFFSET = 72
+_SLOTS_WORD, _STEP_WORD = 5, 9  # words of 8 bytes in _SAVE_ARGS
 _ROWS = struct.Struct("=IIQqQQ")
+ROWS_WORDS, ADDRESS_WORD, TARGET_WORD = 5, 1, 3  # words in _ROWS: all, and where these are
 _READ = struct.Struct("=IIqqQQ")
 _NEW_REQUEST = struct.Struct("=QqQq")
 
@@ -46,8 +47,12 @@ class OmniCache:
         weakref.finalize(self, _destroy, self.library, self.handle).atexit = False
         self._save_args = bytearray(_SAVE_ARGS.size)
         self._save_args_at = _address(self._save_args)
+        self._save_words = memoryview(self._save_args).cast("Q")
+        self._saved: tuple[object, ...] = ()  # what the arguments were packed for
         self._rows = bytearray(8 * _ROWS.size)
         self._rows_at = _address(self._rows)
+        #: The rows that were put, as words: for a step like the last one, of which only addresses differ.
+        self.row_words = memoryview(self._rows).cast("Q")
 
     def set_policy(self, needs_hidden: bool) -> None:
         self._check(self.library.omni_set_policy(self.handle, 1 if needs_hidden else 0))
@@ -85,47 +90,51 @@ class OmniCache:
         if (i + 1) * _ROWS.size > len(self._rows):
             self._rows = self._rows + bytearray(len(self._rows))
             self._rows_at = _address(self._rows)
+            self.row_words = memoryview(self._rows).cast("Q")
+            self._saved = ()
         _ROWS.pack_into(self._rows, i * _ROWS.size, key, flags, address, stride, target, nbytes)
 
     def save(self, layout: BatchLayout, slots_at: int, num_slots: int, num_keys: int, stream: int = 0) -> int:
         """Save the rows that were put; the step's id. stream: of rows on a device."""
-        _SAVE_ARGS.pack_into(
-            self._save_args,
-            0,
-            _SAVE_ARGS.size,
-            0,  # flags
-            stream,
-            layout.requests_at,
-            layout.counts_at,
-            layout.num_requests,
-            slots_at,
-            num_slots,
-            self._rows_at,
-            num_keys,
-            0,  # step
-            0,
-            0,
-            0,
-            0,
-        )
+        words, packed = self._save_words, (layout, num_slots, num_keys, stream)
+        if packed != self._saved:
+            _SAVE_ARGS.pack_into(
+                self._save_args,
+                0,
+                _SAVE_ARGS.size,
+                0,  # flags
+                stream,
+                layout.requests_at,
+                layout.counts_at,
+                layout.num_requests,
+                0,  # slots
+                num_slots,
+                self._rows_at,
+                num_keys,
+                0,  # step
+                0,
+                0,
+                0,
+                0,
+            )
+            self._saved = packed
+        words[_SLOTS_WORD] = slots_at
+        words[_STEP_WORD] = 0
         status = self.library.omni_save(self.handle, self._save_args_at)
         if status != OK:
             raise self._error(status, layout.names)
-        step: int = _STEP.unpack_from(self._save_args, _STEP_OFFSET)[0]
-        return step
+        return words[_STEP_WORD]
 
     def forget(self, known: Container[int]) -> None:
         """Discard the step of the last :meth:`save` when its id reached nobody."""
-        step: int = _STEP.unpack_from(self._save_args, _STEP_OFFSET)[0]
+        step = self._save_words[_STEP_WORD]
         if step and step not in known:
             self.library.omni_discard(self.handle, step)
 
     def materialize(self, step: int, reads: Sequence[Read], layout: BatchLayout) -> None:
-        packed = (
-            b"".join([_READ.pack(key, 0, first, count, at, nbytes) for key, first, count, at, nbytes in reads])
-            if reads
-            else 0
-        )
+        packed = None
+        if reads:
+            packed = b"".join([_READ.pack(key, 0, first, count, at, nbytes) for key, first, count, at, nbytes in reads])
         status = self.library.omni_materialize(self.handle, step, packed, len(reads))
         if status != OK:
             raise self._error(status, layout.names)

@@ -13,7 +13,7 @@ import torch
 
 from prefixcache._errors import OmniPrefixCacheUnmatchError, PrefixCacheArgumentError
 
-_MAX_COUNT = (1 << 63) - 1
+MAX_COUNT = (1 << 63) - 1
 
 
 def token_count(value: Any, what: str, *names: object) -> int:
@@ -22,9 +22,17 @@ def token_count(value: Any, what: str, *names: object) -> int:
         n = index(value)
     except TypeError:
         raise PrefixCacheArgumentError(f"{what.format(*names)} is {value!r}, expected an integer") from None
-    if n > _MAX_COUNT:
+    if n > MAX_COUNT:
         raise PrefixCacheArgumentError(f"{what.format(*names)} is {n}, expected at most 2^63 - 1")
     return n
+
+
+def step_counts(unpadded: Any, padded: Any) -> tuple[int, int]:
+    """The two counts of a step as integers; without a padded one they are equal."""
+    n = token_count(unpadded, "num_tokens_unpadded")
+    if n < 0:
+        raise PrefixCacheArgumentError(f"num_tokens_unpadded is {n}, expected 0 or more")
+    return n, n if padded is None else token_count(padded, "num_tokens_padded")
 
 
 def listed(name: str, values: Iterable[Any]) -> list[Any]:
@@ -72,14 +80,21 @@ def hit_blocks(request: Any, hit_tokens: int, block_size: int) -> array[int]:
 
 def slot_array(slots: Any, num_tokens: int) -> torch.Tensor:
     """The step's slots as contiguous int64 in host memory; exactly ``num_tokens`` of them."""
+    if (
+        type(slots) is torch.Tensor
+        and slots.dtype is torch.int64
+        and slots.is_cpu
+        and slots.layout is torch.strided
+        and slots.is_contiguous()
+        and slots.numel() == num_tokens
+    ):
+        return slots
     if not isinstance(slots, torch.Tensor):
         slots = _slot_tensor(slots)
     if slots.numel() != num_tokens:
         raise OmniPrefixCacheUnmatchError(
             f"slot mapping covers {slots.numel()} of {num_tokens} scheduled tokens; the view and the scheduler disagree"
         )
-    if slots.dtype is torch.int64 and slots.is_cpu and slots.layout is torch.strided and slots.is_contiguous():
-        return slots
     if slots.layout is not torch.strided or slots.is_meta:
         raise PrefixCacheArgumentError(f"slot mapping is {slots.layout} on {slots.device}, expected a dense tensor")
     if slots.is_floating_point() or slots.is_complex() or slots.dtype is torch.bool:

@@ -1,4 +1,8 @@
-"""A step's outputs on their way into a save: sorted by kind, then placed."""
+"""A step's outputs on their way into a save: sorted by kind, then placed.
+
+In decode the outputs of a step look like those of the last one; :class:`Repeat` places
+them without sorting.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,16 @@ from typing import Any
 import torch
 
 from prefixcache import _ffi
+from prefixcache._batch import RowPlan
 from prefixcache._buffers import ARENA_BYTES, allocate
-from prefixcache._cache import OmniCache
+from prefixcache._cache import ADDRESS_WORD, ROWS_WORDS, TARGET_WORD, OmniCache
 from prefixcache._config import HIDDEN_KEY, ModelCachePolicy
 from prefixcache._device import DeviceRows, current_stream, device_rows, stream_of
 from prefixcache._errors import OmniPrefixCacheUnmatchError, PrefixCacheArgumentError
 from prefixcache._landing import Landing
 from prefixcache._leftovers import replicate
 from prefixcache._rows import KeyTable, is_step_rows, locate
-from prefixcache._step import StepContext
+from prefixcache._step import Buffers, StepContext
 
 
 def sort_outputs(
@@ -134,6 +139,75 @@ def place_rows(
             context.buffers.append(buffer)
             put(i, key.number, address, stride, buffer.data_ptr(), nbytes)
     return owners, _one_stream(streams) if streams else 0
+
+
+class Repeat:
+    """What the outputs of a saved step looked like, all of them small rows in host memory."""
+
+    __slots__ = ("_hidden", "_looks", "_names", "_padded", "_plan", "_tokens", "keys")
+
+    def __init__(
+        self, context: StepContext, looks: list[tuple[Any, ...]], names: list[str], tokens: int, padded: int
+    ) -> None:
+        self.keys = context.keys
+        self._plan = context.plan
+        self._tokens, self._padded = tokens, padded
+        self._looks = looks
+        self._names = names
+        self._hidden = len(looks) > len(names)
+
+    @classmethod
+    def of(
+        cls,
+        context: StepContext,
+        sources: list[torch.Tensor | DeviceRows],
+        owners: list[object],
+        mm: Mapping[str, Any],
+        n: int,
+        padded: int,
+    ) -> Repeat | None:
+        """From a step that was sorted and placed; None when the next one has to be, too."""
+        hidden = int(any(key.name == HIDDEN_KEY for key in context.keys))
+        if not n or owners or context.kept or len(context.keys) != len(mm) + hidden:
+            return None
+        looks = []  # the third: whether a tensor may be a lazy negation or conjugate, which bfloat16 has not
+        for key, source in zip(context.keys, sources, strict=True):
+            if type(source) is not torch.Tensor or key.buffer_bytes >= ARENA_BYTES:
+                return None
+            looks.append((source.shape, key.dtype, key.dtype is not torch.bfloat16, key.buffer_shape))
+        return cls(context, looks, list(mm), n, padded)
+
+    def fits(self, plan: RowPlan, n: int, padded: int) -> bool:
+        """Whether a step has the same requests with the same rows."""
+        return plan is self._plan and n == self._tokens and padded == self._padded
+
+    def place(self, cache: OmniCache, hidden: torch.Tensor | None, mm: Mapping[str, Any]) -> Buffers | None:
+        """The result buffers, as of :func:`place_rows`; None when the outputs look different.
+
+        The library still has the rows of the last step, of which only addresses change.
+        """
+        if [*mm] != self._names or (hidden is not None) is not self._hidden:
+            return None
+        values = [*mm.values()] if hidden is None else [hidden, *mm.values()]
+        words, at = cache.row_words, 0
+        buffers: Buffers = []
+        for value, (shape, dtype, lazy, target) in zip(values, self._looks):  # noqa: B905
+            if (
+                type(value) is not torch.Tensor
+                or value.dtype is not dtype
+                or value.shape != shape
+                or value.layout is not torch.strided
+                or not value.is_cpu
+                or not value.is_contiguous()
+                or (lazy and (value.is_neg() or value.is_conj()))
+            ):
+                return None
+            buffer = torch.empty(target, dtype=dtype)
+            words[at + ADDRESS_WORD] = value.data_ptr()
+            words[at + TARGET_WORD] = buffer.data_ptr()
+            at += ROWS_WORDS
+            buffers.append(buffer)
+        return buffers
 
 
 def _one_stream(streams: list[int | None]) -> int:

@@ -20,6 +20,8 @@ Read = tuple[int, int, int, int, int]
 # A read of no rows, which only reports what is wrong with its requests.
 NO_KEY = 0xFFFFFFFF
 
+Buffers = list["torch.Tensor | None"]
+
 # Makes the buffer of a key for a plan.
 Allocate = Callable[[Key, RowPlan], torch.Tensor]
 
@@ -29,12 +31,14 @@ class StepContext:
 
     __slots__ = ("buffers", "foreign_hidden", "kept", "keys", "landing", "layout", "leftovers", "plan")
 
-    def __init__(self, layout: BatchLayout, plan: RowPlan) -> None:
+    def __init__(
+        self, layout: BatchLayout, plan: RowPlan, keys: list[Key] | None = None, buffers: Buffers | None = None
+    ) -> None:
         self.layout = layout
         self.plan = plan
-        self.keys: list[Key] = []
+        self.keys: list[Key] = [] if keys is None else keys
         # One for each key: what save filled, None where the library keeps the rows.
-        self.buffers: list[torch.Tensor | None] = []
+        self.buffers: Buffers = [] if buffers is None else buffers
         self.kept = False  # some are
         self.leftovers: dict[str, Any] = {}
         # Hidden rows that could not be cached (another width than the cached ones).
@@ -64,7 +68,7 @@ class StepContext:
 
     def read(
         self, positions: Sequence[int] | None, wants_hidden: bool, allocate: Allocate
-    ) -> tuple[Sequence[torch.Tensor | None], RowPlan, Sequence[Read]]:
+    ) -> tuple[Buffers, RowPlan, Sequence[Read]]:
         """Every key's buffer, and what the library has to put into them.
 
         Where save filled the buffer only hit rows are missing. Elsewhere one is made now,
@@ -102,7 +106,7 @@ class StepContext:
 
     def outputs(
         self,
-        buffers: Sequence[torch.Tensor | None],
+        buffers: Buffers,
         part: RowPlan,
         req_ids: Sequence[str],
         positions: Sequence[int] | None,
@@ -110,20 +114,20 @@ class StepContext:
         """The result, once the library has filled the buffers that :meth:`read` gave."""
         hidden: dict[str, torch.Tensor] | None = None
         mm: dict[str, dict[str, Any]] = {}
-        for key, filled, buffer in zip(self.keys, self.buffers, buffers, strict=True):
+        for key, filled, buffer in zip(self.keys, self.buffers, buffers):  # noqa: B905
             plan = part if filled is None else self.plan
-            result = dict(zip(req_ids, plan.views(buffer, positions), strict=True))
+            result = plan.views(buffer, req_ids, positions)
             if key.name == HIDDEN_KEY:
                 hidden = result
             else:
                 mm[key.name] = result
+        if not self.leftovers and self.foreign_hidden is None:
+            return StageCacheOutputs(hidden, mm)
+
         if self.landing is not None:
             self.landing.wait()
             self.leftovers = unpinned(self.leftovers)
             self.foreign_hidden = unpinned(self.foreign_hidden)
-        if not self.leftovers and self.foreign_hidden is None:
-            return StageCacheOutputs(hidden, mm)
-
         layout = self.layout
         spans = [layout.span(i) for i in (range(layout.num_requests) if positions is None else positions)]
         if self.foreign_hidden is not None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from operator import index
 from typing import Any, Protocol
@@ -36,11 +36,10 @@ from prefixcache._device import default_eager
 from prefixcache._errors import (
     OmniPrefixCacheStagingTimeoutError,
     OmniPrefixCacheUnmatchError,
-    PrefixCacheArgumentError,
     PrefixCacheError,
 )
-from prefixcache._inputs import hit_blocks, listed, mapping, slot_array, token_count
-from prefixcache._outputs import place_rows, sort_outputs
+from prefixcache._inputs import MAX_COUNT, hit_blocks, listed, mapping, slot_array, step_counts, token_count
+from prefixcache._outputs import Repeat, place_rows, sort_outputs
 from prefixcache._rows import Key, KeyTable
 from prefixcache._step import StepContext
 
@@ -95,11 +94,10 @@ class OmniPrefixCacheManager:
 
         # The scheduler output of this step: counts, and the hits that were accepted.
         self._scheduled: dict[str, int] = {}
-        self._scheduled_ids: list[str] = []
-        self._scheduled_counts: list[int] = []
         self._hits: dict[str, int] = {}
         self._streams: dict[torch.device, Any] = {}  # for leftovers that come from a device
         self._layout: BatchLayout | None = None  # of the last step, while it may be used again
+        self._repeat: Repeat | None = None  # the outputs of the last step, likewise
 
         # Saved and not yet consumed. One dict operation each, so no lock of its own.
         self._steps: dict[int, StepContext] = {}
@@ -119,6 +117,7 @@ class OmniPrefixCacheManager:
         """
         self._cache.set_policy(policy.needs_full_hidden_states)
         self._policy = policy
+        self._repeat = None
 
     def new_step_starts(self, scheduler_output: Any) -> None:
         """Take in one scheduler output, before the runner forgets finished requests.
@@ -133,29 +132,32 @@ class OmniPrefixCacheManager:
         failed write.
         """
         finished = getattr(scheduler_output, "finished_req_ids", None)
-        finished = [] if finished is None else listed("finished_req_ids", finished)
+        if finished is not None and type(finished) is not set:
+            finished = listed("finished_req_ids", finished)
         arrivals = getattr(scheduler_output, "scheduled_new_reqs", None)
-        arrivals = [] if arrivals is None else listed("scheduled_new_reqs", arrivals)
-        scheduled = mapping("num_scheduled_tokens", scheduler_output.num_scheduled_tokens)
-        ids, counts = list(scheduled), list(scheduled.values())
-        self._enter()
+        if arrivals is not None and type(arrivals) is not list:
+            arrivals = listed("scheduled_new_reqs", arrivals)
+        scheduled = scheduler_output.num_scheduled_tokens
+        if type(scheduled) is not dict:
+            scheduled = dict(mapping("num_scheduled_tokens", scheduled))
+        if not self._engine.acquire(False):
+            raise _overlap()
         try:
-            changed = counts != self._scheduled_counts or ids != self._scheduled_ids
+            changed = scheduled != self._scheduled
             if changed:  # checked before the library takes anything in
-                tokens = {r: token_count(n, "num_scheduled_tokens[{!r}]", r) for r, n in zip(ids, counts, strict=True)}
+                tokens = {r: token_count(n, "num_scheduled_tokens[{!r}]", r) for r, n in scheduled.items()}
             if finished or arrivals:
-                self._begin_with(finished, arrivals)
+                self._begin_with(finished or (), arrivals or ())
             else:
                 self._cache.begin()
                 self._hits = {}
             if changed:
                 self._scheduled = tokens
-                self._scheduled_ids, self._scheduled_counts = ids, counts
                 self._layout = None
         finally:
             self._engine.release()
 
-    def _begin_with(self, finished: Sequence[str], arrivals: Sequence[Any]) -> None:
+    def _begin_with(self, finished: Collection[str], arrivals: Sequence[Any]) -> None:
         numbers = self._numbers
         leaving = {r: numbers[r] for r in finished if r in numbers}
         # An id may finish and come back within one output: it is a new request then.
@@ -202,46 +204,57 @@ class OmniPrefixCacheManager:
         a former write failed), OmniPrefixCacheStagingTimeoutError (too many unconsumed
         steps), PrefixCacheArgumentError (a tensor or a count is malformed).
         """
-        n = token_count(num_tokens_unpadded, "num_tokens_unpadded")
-        padded = n if num_tokens_padded is None else token_count(num_tokens_padded, "num_tokens_padded")
-        if n < 0:
-            raise PrefixCacheArgumentError(f"num_tokens_unpadded is {n}, expected 0 or more")
-        mm = {} if mm_outputs is None else mapping("mm_outputs", mm_outputs)
-        self._enter()
+        n, padded, mm = num_tokens_unpadded, num_tokens_padded, mm_outputs
+        if type(n) is not int or type(padded) is not int or not 0 <= n <= MAX_COUNT >= padded:
+            n, padded = step_counts(n, padded)
+        if type(mm) is not dict:
+            mm = {} if mm is None else mapping("mm_outputs", mm)
+        if not self._engine.acquire(False):
+            raise _overlap()
         try:
-            layout = self._batch_layout()
-            context = StepContext(layout, layout.plan(self._hits))
+            layout, ids = self._layout, self._view.batch_req_ids()
+            if layout is None or type(ids) is not list or layout.ids != ids:
+                layout = self._batch_layout(ids)
+            plan = layout.plan(self._hits) if self._hits else layout.new
             slots = slot_array(self._view.step_slots_cpu(layout.ids, layout.scheduled), n) if n else None
-            wanted = hidden_states if n and self._policy.needs_full_hidden_states else None
-            sources = sort_outputs(context, self._keys, self._policy, wanted, mm, n, padded, self._streams)
-            # `owners` keeps copies of rows that were not in order until the library has read them.
-            with self._inference if layout.num_requests > 1 else _NORMAL_MODE:
-                owners, stream = place_rows(context, self._cache, sources, n, keep_large=not self._eager)
+            hidden = hidden_states if n and self._policy.needs_full_hidden_states else None
+            many = layout.num_requests > 1
+            last, buffers, stream = self._repeat, None, 0
+            if last is not None and last.fits(plan, n, padded):
+                with self._inference if many else _NORMAL_MODE:
+                    buffers = last.place(self._cache, hidden, mm)
+            if buffers is not None:
+                context = StepContext(layout, plan, last.keys, buffers)
+            else:
+                context, self._repeat = StepContext(layout, plan), None
+                sources = sort_outputs(context, self._keys, self._policy, hidden, mm, n, padded, self._streams)
+                # `owners` keeps copies of rows that were not in order until the library has read them.
+                with self._inference if many else _NORMAL_MODE:
+                    owners, stream = place_rows(context, self._cache, sources, n, keep_large=not self._eager)
             slots_at = 0 if slots is None else slots.data_ptr()
             try:
-                step = self._cache.save(layout, slots_at, n, len(sources), stream)
+                step = self._cache.save(layout, slots_at, n, len(context.keys), stream)
                 self._steps[step] = context
             except BaseException:
                 # A signal handler that raises does so here, when the library has saved.
                 self._cache.forget(self._steps)
                 raise
-            del owners
-            for key in context.keys:
-                key.visible = True
+            if buffers is None:
+                for key in context.keys:
+                    key.visible = True
+                if plan is layout.new:
+                    self._repeat = Repeat.of(context, sources, owners, mm, n, padded)
+                del owners
             self._hits = {}
             return step
         finally:
             self._engine.release()
 
-    def _batch_layout(self) -> BatchLayout:
-        """This step's layout; the last step's object when nothing changed."""
-        ids = self._view.batch_req_ids()
-        if not isinstance(ids, list):
-            ids = list(ids)
-        layout = self._layout
-        if layout is not None and layout.ids == ids:
-            return layout
+    def _batch_layout(self, ids: Iterable[str]) -> BatchLayout:
+        """A layout for this step; the last step's when it is only a list of another type."""
         ids = list(ids)
+        if self._layout is not None and self._layout.ids == ids:
+            return self._layout
         numbers = self._numbers
         counts = {r: self._scheduled.get(r, 0) for r in ids}
         passing: dict[str, int] = {}
@@ -271,11 +284,14 @@ class OmniPrefixCacheManager:
         layout = context.layout
         positions: Sequence[int] | None = None
         try:
-            if not isinstance(req_ids, list):
+            if type(req_ids) is not list:
                 req_ids = listed("req_ids", req_ids)
             if req_ids != layout.ids or context.foreign_hidden is not None:
                 positions = context.positions(step_id, req_ids)
-            buffers, part, reads = context.read(positions, self._policy.needs_full_hidden_states, self._buffer)
+            if context.kept or context.plan.hits:
+                buffers, part, reads = context.read(positions, self._policy.needs_full_hidden_states, self._buffer)
+            else:
+                buffers, part, reads = context.buffers, context.plan, ()
         except BaseException:
             # The step is consumed all the same; a failed write is the better error.
             self._cache.materialize(step_id, (), layout)
@@ -312,10 +328,12 @@ class OmniPrefixCacheManager:
 
     def _take(self, step_id: int) -> tuple[int, StepContext]:
         """The step's id as a plain int, for the library, and its context."""
-        try:
-            step = index(step_id)
-        except TypeError:
-            step = 0  # no step has it
+        step = step_id
+        if type(step) is not int:
+            try:
+                step = index(step_id)
+            except TypeError:
+                step = 0  # no step has it
         context = self._steps.pop(step, None)
         if context is None:
             raise OmniPrefixCacheUnmatchError(
@@ -329,8 +347,8 @@ class OmniPrefixCacheManager:
         with torch.inference_mode():
             return allocate(self._cache.library, plan.shape(key.row_shape), key.dtype, plan.rows * key.row_bytes)
 
-    def _enter(self) -> None:
-        if not self._engine.acquire(blocking=False):
-            raise PrefixCacheError(
-                "new_step_starts and save_outputs must not overlap: another engine call of this manager is running"
-            )
+
+def _overlap() -> PrefixCacheError:
+    return PrefixCacheError(
+        "new_step_starts and save_outputs must not overlap: another engine call of this manager is running"
+    )

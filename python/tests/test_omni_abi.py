@@ -72,8 +72,15 @@ def test_layout_of_what_is_packed(tmp_path, name):
     assert compiled(tmp_path, [f"offsetof({name}, {f})" for f in fields] + [f"sizeof({name})"]) == [*expected, at]
 
 
-def test_the_step_id_is_read_where_it_is(tmp_path):
-    assert compiled(tmp_path, ["offsetof(pc_omni_save_args, step)"]) == [_cache._STEP_OFFSET]
+def test_words_are_written_and_read_where_they_are(tmp_path):
+    words = {
+        "offsetof(pc_omni_save_args, slots)": _cache._SLOTS_WORD,
+        "offsetof(pc_omni_save_args, step)": _cache._STEP_WORD,
+        "offsetof(pc_omni_rows, rows)": _cache.ADDRESS_WORD,
+        "offsetof(pc_omni_rows, dst)": _cache.TARGET_WORD,
+        "sizeof(pc_omni_rows)": _cache.ROWS_WORDS,
+    }
+    assert compiled(tmp_path, list(words)) == [8 * word for word in words.values()]
 
 
 def test_every_bound_function_has_the_arguments_of_the_header():
