@@ -92,6 +92,7 @@ func pcgo_omni_create(in *C.pc_omni_options, cache *C.pc_handle) (st C.pc_status
 		Threaded:        threaded,
 		ZeroOnRelease:   options.flags&C.PC_OMNI_ZERO_ON_RELEASE != 0,
 		WarmBytes:       int64(options.warm_bytes),
+		CopyThreads:     int(options.copy_threads),
 	})
 	if err != nil {
 		return fail(err)

@@ -264,9 +264,14 @@ typedef struct pc_omni_options {
     int64_t claim_timeout_ns;        /* bound of every wait; 0: 30 s; < 0: do not wait */
     int64_t copy_chunk_bytes;        /* piece of a deferred copy; 0: 16 MiB */
     uint64_t reserved[4];
-    int64_t warm_bytes; /* memory of all keys together that is made present ahead of its first
-                           use, in the background, from slot 0 of each key on: pieces of 2 MiB,
-                           none beside an engine call, a tenth of one core at most. 0: none */
+    int64_t warm_bytes;   /* memory of all keys together that is made present ahead of its first
+                             use, in the background, from slot 0 of each key on: pieces of 2 MiB,
+                             none beside an engine call, a tenth of one core at most. 0: none */
+    int64_t copy_threads; /* threads that share a copy of 2 MiB or more inside a save or a
+                             materialize, the caller's included, 1 .. 64: one core gets only a
+                             fraction of the memory's bandwidth. The others are started by the
+                             first such copy, sleep between copies and end with pc_omni_destroy.
+                             1: no others; 0: half the CPUs, at least 2 (if there are) and at most 4 */
 } pc_omni_options;
 
 /*

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from prefixcache._errors import PrefixCacheArgumentError
 # Reserved name of the hidden state; multimodal names are flat dotted strings.
 HIDDEN_KEY = "__hidden_states__"
 
+COPY_THREADS_VARIABLE = "PREFIXCACHE_COPY_THREADS"
+_MAX_THREADS = 64
 _NO_WAIT = -1  # claim_timeout_ns below zero: fail at once instead of waiting
 _MAX_TIMEOUT_NS = 1 << 62
 _MAX_SIZE = (1 << 62) - 1
@@ -47,6 +50,9 @@ class PrefixCacheConfig:
     # Memory of all keys together that is made present before rows need it, in the
     # background: the first row in fresh memory costs some hundred microseconds.
     warm_bytes: int = 0
+    # Threads that share a copy of 2 MiB or more, the caller's included. 0: what
+    # PREFIXCACHE_COPY_THREADS says, or half the CPUs, at least 2 and at most 4.
+    copy_threads: int = 0
     # Clear rows, staging and result buffers once nobody can read them any more.
     zero_on_release: bool = False
 
@@ -106,7 +112,18 @@ class PrefixCacheConfig:
         options.claim_timeout_ns = max(1, int(min(timeout * 1e9, _MAX_TIMEOUT_NS))) if timeout > 0 else _NO_WAIT
         options.copy_chunk_bytes = min(max(1, self._integer("copy_chunk_bytes")), _MAX_SIZE)
         options.warm_bytes = min(max(0, self._integer("warm_bytes")), _MAX_SIZE)
+        options.copy_threads = self._copy_threads()
         return options
+
+    def _copy_threads(self) -> int:
+        name, threads = "PrefixCacheConfig.copy_threads", self._integer("copy_threads")
+        given: object = threads
+        if threads == 0 and COPY_THREADS_VARIABLE in os.environ:
+            name, given = COPY_THREADS_VARIABLE, os.environ[COPY_THREADS_VARIABLE]
+            threads = int(given) if given.isdecimal() else -1
+        if not 0 <= threads <= _MAX_THREADS:
+            raise PrefixCacheArgumentError(f"{name} is {given}, expected 0 to {_MAX_THREADS}")
+        return threads
 
     def _integer(self, name: str) -> int:
         value = getattr(self, name)

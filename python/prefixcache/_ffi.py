@@ -54,6 +54,7 @@ class OmniOptions(ctypes.Structure):
         ("copy_chunk_bytes", c_int64),
         ("reserved", c_uint64 * 4),
         ("warm_bytes", c_int64),
+        ("copy_threads", c_int64),
     )
 
 

@@ -32,7 +32,7 @@ class OmniOptions(ctypes.Structure):
             "copy_chunk_bytes",
         )
     ]
-    _fields_ += [("reserved", u64 * 4), ("warm_bytes", i64)]
+    _fields_ += [("reserved", u64 * 4), ("warm_bytes", i64), ("copy_threads", i64)]
 
 
 class NewRequest(ctypes.Structure):
