@@ -52,8 +52,12 @@ func TestShrink(t *testing.T) {
 
 // The same seed gives the same run, call by call.
 func TestSameSeedSameRun(t *testing.T) {
+	seeds := uint64(3)
+	if testing.Short() {
+		seeds = 1
+	}
 	for name, start := range map[string]func(*rng) world{"omni": newOmniWorld, "context": newContextWorld, "leases": newLeaseWorld} {
-		for seed := range uint64(3) {
+		for seed := range seeds {
 			p := plan{seed: seed + 1, length: 200}
 			a, b := play(start, p, logged), play(start, p, logged)
 			if a.failed != b.failed || a.counts != b.counts || !slices.Equal(a.log, b.log) || len(a.log) < 10 {

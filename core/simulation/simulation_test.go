@@ -6,7 +6,7 @@ import (
 )
 
 var (
-	operations = flag.Uint64("sim.operations", 0, "operations of each machine; 0 for 300 000, or 50 000 with -short")
+	operations = flag.Uint64("sim.operations", 0, "operations of each machine; 0 for 300 000, or 20 000 with -short")
 	minutes    = flag.Float64("sim.minutes", 0, "stop after this time, if the operations do not end before")
 	firstSeed  = flag.Uint64("sim.first", 1, "first seed of the runs")
 	runSeed    = flag.Uint64("sim.seed", 0, "play this one seed, with a log and all checks")
@@ -20,7 +20,7 @@ func budget() uint64 {
 	case *operations > 0:
 		return *operations
 	case testing.Short():
-		return 50_000
+		return 20_000
 	}
 	return 300_000
 }
