@@ -89,6 +89,47 @@ func TestOneTenantCannotFlushAnother(t *testing.T) {
 	}
 }
 
+// A batch is judged and makes room tenant by tenant.
+func TestABatchEvictsForEachOfItsTenants(t *testing.T) {
+	m, err := New(Config{PageTokens: 4, BasePages: 100, MaxRecords: 100, TenantQuota: 200})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(5) {
+		for tenant := 1; tenant <= 3; tenant++ {
+			ask(t, m, tenant, tokens(100*i, 16)) // 20 of 20 pages each
+		}
+	}
+	reqs := make([]AcquireRequest, 3)
+	for i, tenant := range []int{1, 2, 1} {
+		reqs[i] = AcquireRequest{Tokens: tokens(uint64(9000+i), 24), Extras: &Extras{Isolation: tenantKey(tenant)}}
+	}
+	out := make([]AcquireResult, 3)
+	ok, err := m.AcquireBatch(reqs, out)
+	if !ok || err != nil {
+		t.Fatal(ok, err, out)
+	}
+	if err := m.Check(); err != nil {
+		t.Fatal(err)
+	}
+	for tenant, want := range []TenantStats{1: {Pages: 20, Evicted: 3}, 2: {Pages: 18, Evicted: 2}, 3: {Pages: 20}} {
+		if got := tenantInfo(m, tenant); got.Pages != want.Pages || got.Evicted != want.Evicted || got.EvictedByOther != 0 {
+			t.Errorf("tenant %d: %+v, expected %+v", tenant, got, want)
+		}
+	}
+	// Together the two of tenant 1 would pass its quota: none is admitted.
+	var before, after strings.Builder
+	_ = m.Dump(&before)
+	reqs[0].Tokens, reqs[1].Tokens, reqs[2].Tokens = tokens(1, 16), tokens(2, 4), tokens(3, 20)
+	if ok, err := m.AcquireBatch(reqs, out); ok || err != nil || out[1].Status != OverQuota {
+		t.Errorf("%v, %v, %+v", ok, err, out)
+	}
+	_ = m.Dump(&after)
+	if before.String() != after.String() {
+		t.Errorf("a refused batch changed\n%s\nto\n%s", before.String(), after.String())
+	}
+}
+
 // What its leases own counts; a demand beyond the quota is refused and changes nothing.
 func TestADemandBeyondTheQuotaIsRefused(t *testing.T) {
 	m, err := New(Config{PageTokens: 4, BasePages: 40, MaxRecords: 40, TenantQuota: 250})
@@ -232,13 +273,13 @@ func TestSnapshotsOfOneTenantDoNotPushOutAnothers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for i := range uint64(3) {
+	for i := range uint64(4) { // with the 4 of tenant 2 all slots are taken
 		snapshot(1, 100*i)
 	}
 	for i := range uint64(30) {
 		snapshot(2, 100*i)
 	}
-	if one, two := tenantInfo(m, 1), tenantInfo(m, 2); one.Records != 3 || one.Evicted != 0 || two.Records != 4 {
+	if one, two := tenantInfo(m, 1), tenantInfo(m, 2); one.Records != 4 || one.Evicted != 0 || two.Records != 4 {
 		t.Errorf("%+v and %+v", one, two)
 	}
 }
@@ -251,7 +292,8 @@ func TestQuotasUnderRandomTraffic(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 11))
 			cfg := Config{PageTokens: 4, BasePages: 60, DraftPages: 60, RecurrentSlots: 6 * int(seed%2), PartialSlots: 6, MaxRecords: 12,
-				TenantQuota: []int{250, 400, 700, 1000}[seed%4], ShortenVictims: seed%3 == 0}
+				TenantQuota: []int{250, 400, 700, 1000}[seed%4], ShortenVictims: seed%3 == 0,
+				ZeroOnRelease: seed%2 == 1}
 			m, err := New(cfg)
 			if err != nil {
 				t.Fatal(err)
@@ -300,6 +342,9 @@ func TestQuotasUnderRandomTraffic(t *testing.T) {
 					}
 					switch res.Status {
 					case Acquired:
+						if now := tenantInfo(m, tenant); info.Pages <= quota && now.Pages > quota {
+							t.Fatalf("tenant %d holds %d pages of %d", tenant, now.Pages, quota)
+						}
 						leases = append(leases, live{res.Lease, tenant, req.Mode, len(req.Tokens)})
 					case OverQuota:
 						if want+pinned+info.ActivePages <= quota {
