@@ -42,6 +42,7 @@ if [ "$purpose" = test ]; then
     have pkg-config || missing+=(pkg-config)
     have clang || missing+=(clang)
     have abidw || missing+=(abigail-tools)
+    have valgrind || missing+=(valgrind libc6-dbg)
     [ -e /usr/include/gtest/gtest.h ] || [ -e /usr/local/include/gtest/gtest.h ] || missing+=(libgtest-dev)
 fi
 # The report of the replay is looked at in a browser by the tests; without one those few fail
