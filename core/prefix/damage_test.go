@@ -1,0 +1,56 @@
+package prefix
+
+import (
+	"strings"
+	"testing"
+)
+
+// The checks of records and counters, one by one; check_test.go has those of pages.
+func TestCheck_SaysWhichRecordIsDamaged(t *testing.T) {
+	build := func() (h *host, ordinary, checkpoint *record) {
+		m, err := New(Config{PageTokens: 4, BasePages: 16, DraftPages: 16, RecurrentSlots: 2, PartialSlots: 2, MaxRecords: 9})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h = &host{t, m} // not newHost, which checks at the end
+		h.run(AcquireRequest{Tokens: tokens(1, 8)})
+		y, _ := h.acquire(hybrid(tokens(3, 6)))
+		h.checkpoint(y, 6)
+		h.vanilla(tokens(4, 9))
+		for r := range h.AllRecords() {
+			if _, err := h.Record(r.ID); err != nil { // makes the index by id
+				t.Fatal(err)
+			}
+			i := h.recordByID(r.ID)
+			if h.records[i].exact == 0 {
+				ordinary = &h.records[i]
+			} else {
+				checkpoint = &h.records[i]
+			}
+		}
+		return h, ordinary, checkpoint
+	}
+	for _, d := range []struct {
+		says   string
+		damage func(h *host, ordinary, checkpoint *record)
+	}{
+		{"is dead, unnamed or listed twice", func(_ *host, r, _ *record) { r.live = false }},
+		{"is dead, unnamed or listed twice", func(_ *host, r, c *record) { r.id = c.id }},
+		{"outside its node", func(_ *host, r, _ *record) { r.at += 99 }},
+		{"is ordinary but has parts of a checkpoint", func(_ *host, r, _ *record) { r.recurrent = 1 }},
+		{"is malformed (C-32)", func(_ *host, _, c *record) { c.recurrent = -1 }},
+		{"checkpoint record", func(_ *host, _, c *record) { c.partial = -1 }},
+		{"records in the order", func(h *host, _, _ *record) { h.recordCount++ }},
+		{"records by id, counted", func(h *host, _, _ *record) { h.byID.used++ }},
+		{"live leases, counted", func(h *host, _, _ *record) { h.liveLeases++ }},
+	} {
+		h, ordinary, checkpoint := build()
+		if err := h.Check(); err != nil {
+			t.Fatal(err)
+		}
+		d.damage(h, ordinary, checkpoint)
+		if err := h.Check(); err == nil || !strings.Contains(err.Error(), d.says) {
+			t.Errorf("Check says %v, want %q", err, d.says)
+		}
+	}
+}
