@@ -147,7 +147,7 @@ def suites():
         "go-cgocheck2": lambda: go(
             "go-cgocheck2", "-count=1", "-short", "./capi", "./gpu/...", env={"GOEXPERIMENT": "cgocheck2"}
         ),
-        "go-noasm": lambda: go("go-noasm", "-count=1", "-tags=noasm", "./core/rows"),
+        "go-noasm": lambda: go("go-noasm", "-count=1", "-short", "-tags=noasm", "./core/rows", "./core/prefix"),
         "go-race": lambda: go("go-race", "-count=1", "-race", "-short", "./core/..."),
         "python": lambda: python("pytest", "python/tests"),
         # Apart, because the simulated CUDA driver is the driver of its process.
