@@ -267,7 +267,7 @@ typedef struct pc_omni_options {
     int64_t warm_bytes;   /* memory of all keys together that is made present ahead of its first
                              use, in the background, from slot 0 of each key on: pieces of 2 MiB,
                              none beside an engine call, a tenth of one core at most. 0: none */
-    int64_t copy_threads; /* threads that share a copy of 2 MiB or more inside a save or a
+    int64_t copy_threads; /* threads that share a copy of 4 MiB or more inside a save or a
                              materialize, the caller's included, 1 .. 64: one core gets only a
                              fraction of the memory's bandwidth. The others are started by the
                              first such copy, sleep between copies and end with pc_omni_destroy.

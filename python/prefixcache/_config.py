@@ -50,7 +50,7 @@ class PrefixCacheConfig:
     # Memory of all keys together that is made present before rows need it, in the
     # background: the first row in fresh memory costs some hundred microseconds.
     warm_bytes: int = 0
-    # Threads that share a copy of 2 MiB or more, the caller's included. 0: what
+    # Threads that share a copy of 4 MiB or more, the caller's included. 0: what
     # PREFIXCACHE_COPY_THREADS says, or half the CPUs, at least 2 and at most 4.
     copy_threads: int = 0
     # Clear rows, staging and result buffers once nobody can read them any more.
