@@ -7,6 +7,8 @@ package main
 import "C"
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -89,26 +91,28 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 			return err
 		}
 		m := manager{mu: &x.mu, m: x.c.Manager()}
-		metrics, stats := x.metrics(), m.stats()
+		metrics, stats, tenants := x.metrics(), m.stats(), slices.Collect(m.m.Tenants())
 		x.leave()
 		e.leave()
 		if err := p.begin(i, "context", labels); err != nil {
 			return err
 		}
 		p.manager(&stats)
+		p.tenants(tenants)
 		p.coordinator(&metrics, &stats)
 	case kindManager:
 		m, e, err := enterManager(s.cache)
 		if err != nil {
 			return err
 		}
-		stats := m.stats()
+		stats, tenants := m.stats(), slices.Collect(m.m.Tenants())
 		m.mu.Unlock()
 		e.leave()
 		if err := p.begin(i, "context", labels); err != nil {
 			return err
 		}
 		p.manager(&stats)
+		p.tenants(tenants)
 		p.wait("lock", stats.lock_waits, stats.lock_wait_nanoseconds)
 	default:
 		return status.New(status.BadHandle, "sources[%d].cache: %#x, expected an omni cache, a coordinator or a page manager", i, uint64(s.cache))
@@ -197,6 +201,25 @@ func (p *page) manager(s *C.pc_manager_stats) {
 	n(mContextShortened, s.shortened_records)
 	n(mContextStale, s.stale_publications)
 	n(mContextCollisions, s.hash_collisions)
+}
+
+// tenants adds what each tenant has: few series, because a host that sets quotas has
+// few tenants, and core forgets those at rest.
+func (p *page) tenants(list []prefix.TenantInfo) {
+	for i := range list {
+		t := &list[i]
+		name := "none"
+		if t.Key.Present {
+			name = fmt.Sprintf("%016x%016x", t.Key.Hash.Hi, t.Key.Hash.Lo)
+		}
+		p.add(mTenantPages, uint64(t.ActivePages), "tenant", name, "state", "active")
+		p.add(mTenantPages, uint64(t.Pages-t.ActivePages), "tenant", name, "state", "cached")
+		p.add(mTenantQueryTokens, t.QueryTokens, "tenant", name)
+		p.add(mTenantHitTokens, t.HitTokens, "tenant", name)
+		p.add(mTenantEvicted, t.Evicted, "tenant", name)
+		p.add(mTenantEvictedByOthers, t.EvictedByOther, "tenant", name)
+		p.add(mTenantRefused, t.Refused, "tenant", name)
+	}
 }
 
 func (p *page) coordinator(s *C.pc_context_metrics, m *C.pc_manager_stats) {

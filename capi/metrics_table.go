@@ -55,6 +55,13 @@ const (
 	mContextStale
 	mContextCollisions
 
+	mTenantPages
+	mTenantQueryTokens
+	mTenantHitTokens
+	mTenantEvicted
+	mTenantEvictedByOthers
+	mTenantRefused
+
 	mContextSequences
 	mContextPlans
 	mContextMatched
@@ -127,6 +134,13 @@ var families = [numMetrics]family{
 	mContextShortened:  {"shortened_records_total", counter, "Records of which an eviction took the end only."},
 	mContextStale:      {"stale_publications_total", counter, "Publications dropped after an invalidation or a flush."},
 	mContextCollisions: {"hash_collisions_total", counter, "Candidates whose content was another. Harmless."},
+
+	mTenantPages:           {"tenant_pages", gauge, "Base pages of a tenant, by state. Only with quotas."},
+	mTenantQueryTokens:     {"tenant_queries_tokens_total", counter, "Prompt tokens of a tenant's leases."},
+	mTenantHitTokens:       {"tenant_hits_tokens_total", counter, "Of these, tokens that came from the cache."},
+	mTenantEvicted:         {"tenant_evictions_total", counter, "Records of a tenant that were removed, for whatever reason."},
+	mTenantEvictedByOthers: {"tenant_evictions_by_others_total", counter, "Of these, records that made room for another tenant."},
+	mTenantRefused:         {"tenant_refusals_total", counter, "Demands of a tenant beyond its quota."},
 
 	mContextSequences:     {"sequences_total", counter, "Sequences admitted, by what they are. One sequence may be several."},
 	mContextPlans:         {"plans_total", counter, "Sequences admitted, by plan."},

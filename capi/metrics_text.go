@@ -67,7 +67,7 @@ func (p *page) begin(source int, kind string, labels []label) *status.Error {
 type label struct{ name, value string }
 
 // ownLabels are the names that samples of ours have.
-var ownLabels = []string{"cache", "cause", "direction", "kernel", "model", "outcome", "plan", "pool", "reason", "source", "state", "version"}
+var ownLabels = []string{"cache", "cause", "direction", "kernel", "model", "outcome", "plan", "pool", "reason", "source", "state", "tenant", "version"}
 
 // checkLabel returns what was expected, or "".
 func checkLabel(name string) string {

@@ -23,7 +23,7 @@ from omni_host import WIDTH, Host, eventually
 
 from prefixcache import PrefixCacheError, _ffi
 from prefixcache._errors import PrefixCacheArgumentError
-from prefixcache.context import ContextCacheManager, Hash128
+from prefixcache.context import BlockKeyExtras, ContextCacheManager, Hash128
 from prefixcache.metrics import PrometheusCollector, prometheus_text
 from prefixcache.omni import ModelCachePolicy, OmniPrefixCacheStagingTimeoutError, OmniPrefixCacheUnmatchError
 
@@ -67,7 +67,9 @@ class Watch:
         yield
         after = exposition.read(prometheus_text(cache)).samples
         changes = {
-            short(s): round(after[s] - before[s], 9) for s in before.keys() | after.keys() if after[s] != before[s]
+            short(s): round(after.get(s, 0) - before.get(s, 0), 9)
+            for s in before.keys() | after.keys()
+            if after.get(s, 0) != before.get(s, 0)
         }
         self.changes = {s: n for s, n in changes.items() if not LOOSE.match(s)}
 
@@ -442,6 +444,36 @@ def manager_collision(watch: Watch) -> None:
         cache.acquire(prompt(200, 1)).lease.release()
 
 
+A, B = (BlockKeyExtras(isolation_digest=Hash128(0, digest)) for digest in (10, 11))
+TENANT = "tenant_is_" + "0" * 31
+
+
+@moves(
+    **{
+        f"tenant_queries_tokens_total__{TENANT}a": 310,
+        f"tenant_hits_tokens_total__{TENANT}a": 256,
+        f"tenant_refusals_total__{TENANT}a": 1,
+        f"tenant_pages__state_is_active__{TENANT}a": 3,
+        f"tenant_pages__state_is_cached__{TENANT}a": -2,  # those that the lease uses now
+        f"tenant_queries_tokens_total__{TENANT}b": 128 * 5,
+        f"tenant_pages__state_is_active__{TENANT}b": 5,
+        "tenant_evictions_total__tenant_is_none": 1,
+        "tenant_evictions_by_others_total__tenant_is_none": 1,
+        "tenant_pages__state_is_cached__tenant_is_none": -2,
+    }
+)
+def manager_tenants(watch: Watch) -> None:
+    cache = ContextCacheManager(base_pages=8, tenant_quota=700)
+    for extras in (A, None):
+        with cache.acquire(sequence(prompt(300), extras)).lease as lease:
+            cache.publish(lease, 300)
+    with watch(cache):
+        leases = [cache.acquire(sequence(prompt(310), A)).lease]
+        assert cache.acquire(sequence(prompt(128 * 3, 1), A)).lease is None  # 5 pages of 8 are its quota
+        leases.append(cache.acquire(sequence(prompt(128 * 5, 1), B)).lease)
+    watch.changes = {s: n for s, n in watch.changes.items() if s.startswith("tenant_")}
+
+
 # -------------------------------------------------------------- coordinator
 
 TABLE_ROW = 2 * 16 * 4  # bytes: K ids and V ids of 16 pages
@@ -698,7 +730,9 @@ def test_every_direction_and_cause_is_explained() -> None:
 
 
 def test_labels_of_the_document_are_those_of_the_page() -> None:
-    text = prometheus_text(Host().manager, Rig(Kind.EAGLE).coordinator)
+    with ContextCacheManager(base_pages=8, tenant_quota=1000) as tenants:
+        tenants.acquire(prompt(10)).lease.release()
+        text = prometheus_text(Host().manager, Rig(Kind.EAGLE).coordinator, (tenants, {"engine": "1"}))
     for name, label in re.findall(r"^\| `(\w+)` \|[^\n]*?by `(\w+)`", DOCUMENT, re.MULTILINE):
         assert re.search(rf'prefixcache_{name}\{{[^\n]*{label}="', text), (name, label)
 
