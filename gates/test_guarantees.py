@@ -32,16 +32,18 @@ def go_tests() -> set[str]:
 
 
 @functools.cache
-def google_tests() -> set[str]:
+def cpp_test_names() -> set[str]:
     text = "\n".join(p.read_text() for p in (ROOT / "cpp_tests").rglob("*.cpp"))
-    return {".".join(m) for m in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", text, re.MULTILINE)}
+    programs = "\n".join(p.read_text() for p in (ROOT / "cpp_tests").rglob("CMakeLists.txt"))
+    tests = {".".join(m) for m in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", text, re.MULTILINE)}
+    return tests | set(re.findall(r"add_test\(NAME (\w+)", programs))
 
 
 def exists(name: str) -> bool:
     if "::" in name:
         path, function = name.split("::")
         return (ROOT / path).is_file() and f"\ndef {function}(" in (ROOT / path).read_text()
-    return name in go_tests() or name in google_tests()
+    return name in go_tests() or name in cpp_test_names()
 
 
 @pytest.mark.parametrize("promise, kept_by", promises(), ids=[p[:60] for p, _ in promises()])
