@@ -148,19 +148,37 @@ func hasMedia(media []Hash128) bool {
 }
 
 func (c *content) fillMedia(id int32, media []Hash128) {
-	if !hasMedia(media) {
+	if hasMedia(media) {
+		c.setMedia(id, c.takeMedia(), media)
+	}
+}
+
+// copyMedia gives a cell the digests of the first n positions of another one. The
+// entry comes first: the array that both are in may grow for it, and is cleared then
+// if that is wanted.
+func (c *content) copyMedia(id, from int32, n int) {
+	if d := c.digests(from); d == nil || !hasMedia(d[:n]) {
 		return
 	}
+	entry := c.takeMedia()
+	c.setMedia(id, entry, c.digests(from)[:n])
+}
+
+// takeMedia hands out an entry of the media array.
+func (c *content) takeMedia() (entry int32) {
 	if c.mediaOf == nil {
 		c.mediaOf = make([]int32, len(c.next))
 	}
-	var entry int32
 	if n := len(c.mediaFree); n > 0 {
 		entry, c.mediaFree = c.mediaFree[n-1], c.mediaFree[:n-1]
-	} else {
-		entry = int32(len(c.media) / c.width)
-		c.media = add(c.media, c.zero, make([]Hash128, c.width)...)
+		return entry
 	}
+	entry = int32(len(c.media) / c.width)
+	c.media = add(c.media, c.zero, make([]Hash128, c.width)...)
+	return entry
+}
+
+func (c *content) setMedia(id, entry int32, media []Hash128) {
 	at := c.media[int(entry)*c.width : int(entry+1)*c.width]
 	clear(at[copy(at, media):])
 	words := c.cell(id)

@@ -227,9 +227,7 @@ func (m *Manager) fillTail(l *lease, tail, c int32, n int, digest *Hash128) {
 		return
 	}
 	copy(to, m.content.cell(l.cells[c])[:n])
-	if d := m.content.digests(l.cells[c]); d != nil {
-		m.content.fillMedia(tail, d[:n])
-	}
+	m.content.copyMedia(tail, l.cells[c], n)
 }
 
 // takeShadow and putShadowCell keep the page pool's view of the links in step:
