@@ -137,29 +137,68 @@ struct Pass {
     size_t refused = 0;
 };
 
+/// Where the tokens of a prompt are when its request comes.
+enum class Tokens {
+    kInMemory,     // all prompts were read ahead: the caches hold none of them
+    kJustWritten,  // by this core, right before: its caches hold them
+};
+
+/// What a pass works on.
+struct Prompts {
+    std::vector<trace::Request> const& requests;
+    std::vector<std::vector<int32_t>> ahead;  // kInMemory: the tokens of every prompt
+    std::vector<int32_t> written;             // kJustWritten: of this one
+    std::vector<int32_t> scratch;             // what a bare copy writes to
+
+    std::vector<int32_t> const& of(size_t i, Tokens where) {
+        if (where == Tokens::kJustWritten) {
+            trace::prompt(requests[i], written);
+            return written;
+        }
+        while (ahead.size() <= i) {
+            auto const& next = requests[ahead.size()];
+            trace::prompt(next, ahead.emplace_back());
+        }
+        return ahead[i];
+    }
+
+    /// Time of one bare copy, ns.
+    int64_t copy(std::vector<int32_t> const& tokens) {
+        scratch.resize(std::max(scratch.size(), tokens.size()));
+        int64_t const start = now();
+        std::memcpy(scratch.data(), tokens.data(), tokens.size() * sizeof(int32_t));
+        asm volatile("" : : "r"(scratch.data()) : "memory");
+        return now() - start;
+    }
+};
+
 /// For each request: acquire its prompt, publish it, grow for the output, publish
-/// the end, release. Next to it one bare copy of the prompt.
-Pass pass(TraceCase const& c, std::vector<trace::Request> const& all, size_t count) {
-    std::vector<int32_t> tokens;
+/// the end, release. A bare copy of the prompt comes right before where that leaves
+/// the tokens as they were, and of all prompts before the pass where it would not.
+Pass pass(TraceCase const& c, Prompts& prompts, size_t count, Tokens where) {
     std::vector<int32_t> output;
-    std::vector<int32_t> scratch;
     std::vector<int32_t> ids;
     Pass out;
+    if (where == Tokens::kInMemory) {
+        prompts.of(count - 1, where);  // all are written before the first is copied
+        for (size_t i = 0; i < count; ++i) {
+            out.copy.push_back(prompts.copy(prompts.of(i, where)));
+        }
+    }
     Manager manager(c.page, c.pages, 1 << 20, flags(c));
     for (size_t i = 0; i < count; ++i) {
-        auto const& r = all[i];
-        trace::prompt(r, tokens);
+        auto const& r = prompts.requests[i];
+        auto const& tokens = prompts.of(i, where);
         output.resize(static_cast<size_t>(r.output));
         for (int32_t j = 0; j < r.output; ++j) {
             output[static_cast<size_t>(j)] = trace::outputToken(i, j);
         }
         ids.resize(std::max(ids.size(), static_cast<size_t>(pagesOf(r.input, c.page))));
-        scratch.resize(std::max(scratch.size(), tokens.size()));
         pc_plan plan{};
         pc_handle lease = 0;
-        int64_t const copyStart = now();
-        std::memcpy(scratch.data(), tokens.data(), tokens.size() * sizeof(int32_t));
-        asm volatile("" : : "r"(scratch.data()) : "memory");
+        if (where == Tokens::kJustWritten) {
+            out.copy.push_back(prompts.copy(tokens));
+        }
         int64_t const start = now();
         if (manager.acquire(tokens.data(), tokens.size(), plan, lease, ids.data(), ids.size()) == PC_OK) {
             // Prefill end: publish, take the pages of the output. Decode end: accept it, publish.
@@ -173,7 +212,6 @@ Pass pass(TraceCase const& c, std::vector<trace::Request> const& all, size_t cou
             ++out.refused;
         }
         out.total.push_back(now() - start);
-        out.copy.push_back(start - copyStart);
         out.prompts += r.input;
         out.reused += plan.reuse;
     }
@@ -182,28 +220,36 @@ Pass pass(TraceCase const& c, std::vector<trace::Request> const& all, size_t cou
 
 /// Several passes; of each request the fastest counts, so that other work on the
 /// machine does not.
-void replay(TraceCase const& c, std::vector<trace::Request> const& all, bool isPublic, int passes) {
-    size_t const count = std::min(c.requests, all.size());
-    Pass fastest = pass(c, all, count);
-    for (int i = 1; i < passes; ++i) {
-        Pass const next = pass(c, all, count);
-        for (size_t j = 0; j < count; ++j) {
-            fastest.copy[j] = std::min(fastest.copy[j], next.copy[j]);
-            fastest.total[j] = std::min(fastest.total[j], next.total[j]);
-        }
-    }
+void replay(TraceCase const& c, Prompts& prompts, bool isPublic, int passes) {
+    size_t const count = std::min(c.requests, prompts.requests.size());
     auto const mean = [&](std::vector<int64_t> const& v) {
         return static_cast<double>(std::accumulate(v.begin(), v.end(), int64_t{0})) / static_cast<double>(count) / 1000;
     };
-    double const copy = mean(fastest.copy);
-    double const each = mean(fastest.total);
-    std::printf("\ntrace, %d-token pages, %d pages, %zu requests (%zu refused), %s, best of %d passes\n", c.page,
-                c.pages, count, fastest.refused, flags(c) ? "PC_SHORTEN_VICTIMS" : "no flags", passes);
-    report("  one copy of the prompt's tokens", copy, "us", 0);
-    report("  total of a request", each, "us", 0);
-    report("  total of a request, in copies", each / copy, "x", isPublic ? c.copies : 0);
-    report("  hit rate, in prompt tokens", static_cast<double>(fastest.reused) / static_cast<double>(fastest.prompts),
-           "", isPublic ? c.hitRate : 0, true);
+    std::printf("\ntrace, %d-token pages, %d pages, %zu requests, %s, best of %d passes\n", c.page, c.pages, count,
+                flags(c) ? "PC_SHORTEN_VICTIMS" : "no flags", passes);
+    for (auto const where : {Tokens::kInMemory, Tokens::kJustWritten}) {
+        Pass fastest = pass(c, prompts, count, where);
+        for (int i = 1; i < passes; ++i) {
+            Pass const next = pass(c, prompts, count, where);
+            for (size_t j = 0; j < count; ++j) {
+                fastest.copy[j] = std::min(fastest.copy[j], next.copy[j]);
+                fastest.total[j] = std::min(fastest.total[j], next.total[j]);
+            }
+        }
+        double const copy = mean(fastest.copy);
+        double const each = mean(fastest.total);
+        if (where == Tokens::kInMemory) {
+            double const rate = static_cast<double>(fastest.reused) / static_cast<double>(fastest.prompts);
+            report("  hit rate, in prompt tokens", rate, "", isPublic ? c.hitRate : 0, true);
+            report("  requests refused", static_cast<double>(fastest.refused), "", 0);
+            std::printf("  the prompts are in memory, read ahead\n");
+        } else {
+            std::printf("  each prompt was just written, and is in the core's cache\n");
+        }
+        report("    one copy of the prompt's tokens", copy, "us", 0);
+        report("    total of a request", each, "us", 0);
+        report("    total of a request, in copies", each / copy, "x", isPublic ? c.copies : 0);
+    }
 }
 
 // ------------------------------------------------------------------- one request
@@ -407,11 +453,12 @@ int main(int argc, char** argv) try {
         int const passes = quick ? 2 : 6;
         auto const requests =
             isPublic ? trace::read(path, quick ? 4000 : everything) : trace::generate(quick ? 1000 : 4000);
-        replay({128, 24000, 4000, 4, 0.136}, requests, isPublic, passes);
-        replay({32, 96000, 4000, 5, 0.1355}, requests, isPublic, passes);
-        replay({16, 192000, 4000, 7, 0.1355}, requests, isPublic, passes);
+        Prompts prompts{requests, {}, {}, {}};
+        replay({128, 24000, 4000, 4, 0.136}, prompts, isPublic, passes);
+        replay({32, 96000, 4000, 5, 0.1355}, prompts, isPublic, passes);
+        replay({16, 192000, 4000, 7, 0.1355}, prompts, isPublic, passes);
         if (!quick && isPublic) {
-            replay({128, 100000, everything, 4, 0.3157}, requests, isPublic, passes);
+            replay({128, 100000, everything, 4, 0.3157}, prompts, isPublic, passes);
         }
     }
     if (wanted("acquire")) {
