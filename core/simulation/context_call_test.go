@@ -84,6 +84,9 @@ func (w *contextWorld) admit() {
 	var err error
 	p.h, err = w.c.Begin(&a, simStream)
 	w.say("begin #%d: %d sequences, eagle %v, bypass %v, slots %v: %v", p.number, len(p.seqs), p.eagle, p.bypass, a.Slots, err)
+	for _, h := range p.seqs {
+		w.say("  realm %d, tokens %v, media %v", h.realm, h.tokens, h.media)
+	}
 	if err != nil {
 		w.judgeBegin(&a, p, err)
 		if after := w.c.Metrics(); after.AdmittedSequences != before.AdmittedSequences || after.CurrentRecords != before.CurrentRecords || w.free() != free {

@@ -70,7 +70,10 @@ func newContextWorld(r *rng) world {
 	cfg := coordinator.DefaultConfig()
 	cfg.Enabled, cfg.Kind, cfg.TokensPerPage, cfg.MaxBatch, cfg.Stream = true, w.kind, p, simMaxBatch, simStream
 	cfg.MaxRequests, cfg.MaxRecords = w.pace.requests, keep
-	cfg.SeedRecency, cfg.ShortenVictims = r.oneIn(4), r.oneIn(4)
+	cfg.SeedRecency, cfg.ShortenVictims, cfg.ZeroOnRelease = r.oneIn(4), r.oneIn(4), r.oneIn(4)
+	if !w.strict && r.oneIn(3) {
+		cfg.TenantQuota = r.in(300, 900)
+	}
 	cfg.Base = coordinator.CacheResources{Pages: room, PaddedCapacity: simCapacity, MaxBatch: simMaxBatch}
 	cfg.RecurrentBudget, cfg.RecurrentSlotBytes = snapshots*100, 100
 	cfg.PartialBudget, cfg.PartialSlotBytes = snapshots*100, 100
@@ -105,7 +108,8 @@ func newContextWorld(r *rng) world {
 func (w *contextWorld) trace(say func(string, ...any)) {
 	w.log = say
 	cfg := w.c.Config()
-	say("%v, %d tokens a page, %d pages, %d records, strict %v, pace %+v", w.kind, cfg.TokensPerPage, cfg.Base.Pages, cfg.MaxRecords, w.strict, w.pace)
+	say("%v, %d tokens a page, %d pages, %d records, quota %d, zero %v, weak hash %v, strict %v, pace %+v", w.kind, cfg.TokensPerPage,
+		cfg.Base.Pages, cfg.MaxRecords, cfg.TenantQuota, cfg.ZeroOnRelease, cfg.Hash != nil, w.strict, w.pace)
 }
 
 func (w *contextWorld) say(format string, args ...any) {

@@ -53,6 +53,9 @@ func newLeaseWorld(r *rng) world {
 	w := &leaseWorld{r: r, p: []int{1, 2, 3, 4}[r.n(4)], realms: simRealms()}
 	w.cfg = prefix.Config{PageTokens: w.p, BasePages: r.in(20, 60), DraftPages: r.in(20, 60), RecurrentSlots: r.in(2, 9), PartialSlots: r.in(2, 6),
 		MaxRecords: r.n(20), OriginalRecency: r.oneIn(4), ShortenVictims: r.oneIn(3)}
+	if w.cfg.ZeroOnRelease = r.oneIn(4); r.oneIn(3) {
+		w.cfg.TenantQuota = r.in(200, 800)
+	}
 	switch r.n(6) {
 	case 0:
 		w.modes = []prefix.Mode{prefix.Vanilla}
@@ -128,8 +131,18 @@ func (w *leaseWorld) step(r *rng) {
 		w.evictOne()
 	case n == 62 && r.oneIn(10):
 		w.forget()
+	case n == 63 && w.cfg.TenantQuota > 0:
+		key := w.realms[r.in(3, 6)].Isolation
+		if err := w.m.SetQuota(key, r.n(1001)); err != nil {
+			failf("quota: %v", err)
+		}
 	default:
 		w.release(l)
+	}
+	for t := range w.m.Tenants() {
+		if t.Pages > max(t.QuotaPages, t.ActivePages) {
+			failf("tenant %v holds %d pages, %d of them in use, its quota is %d", t.Key, t.Pages, t.ActivePages, t.QuotaPages)
+		}
 	}
 }
 
