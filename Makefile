@@ -65,6 +65,12 @@ soak: $(BUILD)/test-tools $(LIB) $(CUDA_SIM) ## the random tests with ever more 
 mutation: $(BUILD)/python $(CUDA_STUB) $(CUDA_SIM) ## take each guard out of the code and see that a test notices (docs/simulation.md)
 	@$(PYTHON) scripts/mutation.py --write
 
+fuzz: $(BUILD)/test-tools $(CUDA_STUB) ## coverage-guided fuzzing of the C ABI, from C and from Go (MINUTES=10)
+	@scripts/fuzz.sh $(or $(MINUTES),10)
+
+hosts: $(BUILD)/test-tools $(LIB) ## the library in hosts of many kinds, for longer than in the tests
+	@scripts/hosts.sh
+
 bench: $(BUILD)/python $(LIB) $(BUILD)/bench_context ## the speed figures, as ratios taken in one run (TRACE=file.jsonl)
 	@TRACE="$(TRACE)" scripts/bench.sh
 
