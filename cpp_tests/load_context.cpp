@@ -118,7 +118,7 @@ constexpr int64_t kAnswer = 160;
 constexpr double kLink = 4;           // of a block, beside its tokens
 constexpr double kRecord = 380;       // of a record and the run of blocks that it ends
 constexpr double kLease = 400;        // of a live request
-constexpr double kLeaseBlock = 8;     // of a block that it holds
+constexpr double kLeaseBlock = 8.2;   // of a block that it holds
 constexpr double kRuntime = 4 << 20;  // what the Go runtime holds once it works
 
 class Traffic {
