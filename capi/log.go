@@ -27,8 +27,6 @@ const (
 	aboutDropped
 	aboutFailure
 	aboutPinning
-	aboutForcedCold
-	aboutSnapshots
 	aboutQuarantine
 	aboutPoison
 	aboutHugePages

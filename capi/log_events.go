@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"fmt"
+	"math/bits"
 	"time"
 
 	"libprefixcache/core/omni"
@@ -84,17 +85,18 @@ func (x *contextCache) degradations() degradations {
 	return d
 }
 
+// doubled says whether a count that rose from was to is met a power of two on its way.
+func doubled(was, is int64) bool { return bits.Len64(uint64(is)) > bits.Len64(uint64(was)) }
+
 // tell tells what has become worse from one call to the next. No lock is held.
 func (x *contextCache) tell(was, is degradations) {
-	if is.forcedCold > was.forcedCold {
-		x.log.tell(aboutForcedCold, C.PC_LOG_WARNING, func() string {
-			return fmt.Sprintf("context cache: a batch fitted only without its cached prefixes, so they are computed again; sequences so far: %d", is.forcedCold)
-		})
+	// These two are told when their count reaches a power of two (section 14): rare ones
+	// all, frequent ones ever more rarely.
+	if doubled(was.forcedCold, is.forcedCold) {
+		logLine(C.PC_LOG_WARNING, fmt.Sprintf("context cache: a batch fitted only without its cached prefixes, so they are computed again; sequences so far: %d", is.forcedCold))
 	}
-	if is.skipped > was.skipped {
-		x.log.tell(aboutSnapshots, C.PC_LOG_WARNING, func() string {
-			return fmt.Sprintf("context cache: a snapshot was not captured, because every slot is in use; so far: %d", is.skipped)
-		})
+	if doubled(was.skipped, is.skipped) {
+		logLine(C.PC_LOG_WARNING, fmt.Sprintf("context cache: a snapshot was not captured, because every slot is in use; so far: %d", is.skipped))
 	}
 	if is.quarantined > was.quarantined {
 		x.log.tell(aboutQuarantine, C.PC_LOG_WARNING, func() string {

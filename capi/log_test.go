@@ -1,6 +1,9 @@
 package main
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // The first line of a subject comes at once, then one an interval with the number of
 // those that were left out; subjects do not hide one another.
@@ -28,5 +31,22 @@ func TestLimiter(t *testing.T) {
 	var other limiter // of another cache
 	if ok, _ := other.admit(aboutFlush, 6); !ok {
 		t.Fatal("one cache hides another")
+	}
+}
+
+// A count that rises one by one is told at 1, 2, 4, 8, ..., and one that leaps over a
+// power of two is told as well.
+func TestDoubled(t *testing.T) {
+	var told []int64
+	for n := int64(1); n <= 20; n++ {
+		if doubled(n-1, n) {
+			told = append(told, n)
+		}
+	}
+	if want := []int64{1, 2, 4, 8, 16}; !slices.Equal(told, want) {
+		t.Errorf("told at %v, want %v", told, want)
+	}
+	if !doubled(3, 9) || doubled(9, 15) || doubled(5, 5) {
+		t.Error("leaps: want 3 to 9 told, 9 to 15 and 5 to 5 not")
 	}
 }

@@ -116,16 +116,17 @@ def test_information_does_not_reach_a_logger_of_warnings(caplog: pytest.LogCaptu
     assert not caplog.records
 
 
-def test_a_snapshot_that_was_not_captured(lines: Lines) -> None:
+def test_snapshots_that_were_not_captured_are_told_at_powers_of_two(lines: Lines) -> None:
     rig = Rig(Kind.HYBRID, snapshots=1)
-    for i in range(2):
+    for i in range(5):
         live = rig.begin(prompt(130, 2 * i), prompt(140, 2 * i + 1)).prefill()
         live.finish()
-    assert rig.coordinator.metrics()["hybrid_snapshot_pressure_skips"] == 2
+    assert rig.coordinator.metrics()["hybrid_snapshot_pressure_skips"] == 5
     told = [(level, text) for level, text in lines() if "snapshot" in text and "device" not in text]
     assert told == [
-        (logging.WARNING, "context cache: a snapshot was not captured, because every slot is in use; so far: 1")
-    ]  # fmt: skip
+        (logging.WARNING, f"context cache: a snapshot was not captured, because every slot is in use; so far: {n}")
+        for n in (1, 2, 4)
+    ]
 
 
 def test_quarantine_and_poison(lines: Lines) -> None:
