@@ -95,6 +95,9 @@ func (k *key) wipe() {
 
 // checkZero looks at the memory: nothing of a released row may be left.
 func (c *Cache) checkZero() error {
+	if len(c.late) > 0 && !c.job.active {
+		return fmt.Errorf("%d rows wait to be cleared by a job, and none runs", len(c.late))
+	}
 	late := map[lateRow]bool{}
 	for _, l := range c.late {
 		late[l] = true
