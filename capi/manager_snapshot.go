@@ -35,6 +35,10 @@ func pcgo_manager_reserve(h, lease C.pc_handle, needPartial C.uint32_t, recurren
 		return fail(err)
 	}
 	if !ok {
+		d := prefix.Demand{prefix.RecurrentSlots: 1, prefix.PartialSlots: int(needPartial)}
+		if m.m.Feasible(d) {
+			return fail(noSnapshotInQuota)
+		}
 		return fail(noSnapshot)
 	}
 	*recurrent, *partial = C.int32_t(r.Recurrent), C.int32_t(r.Partial)
@@ -42,6 +46,7 @@ func pcgo_manager_reserve(h, lease C.pc_handle, needPartial C.uint32_t, recurren
 }
 
 var noSnapshot = status.New(status.RequestFailed, "no snapshot slot: all are in use, even with every record evicted")
+var noSnapshotInQuota = status.New(status.RequestFailed, "quota: the tenant's leases hold the snapshots that it may hold, and the free slots and its own records do not suffice")
 
 //export pcgo_manager_publish_hybrid
 func pcgo_manager_publish_hybrid(h, lease C.pc_handle, length C.int64_t, recurrent, partial C.int32_t, publication *C.pc_publication) (st C.pc_status) {

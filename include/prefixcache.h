@@ -1050,8 +1050,9 @@ PC_API pc_status pc_manager_dump(pc_handle manager, char *text, uint64_t space, 
  * its quota of base pages (in use by leases, or cached), of records, and of
  * snapshots. A demand that would pass the quota first evicts records of the same tenant,
  * least recent first; when what its leases use leaves no room even then, it is
- * PC_REQUEST_FAILED, the text begins with "quota", and nothing changed. So no tenant
- * beyond its quota ever evicts a record of another. Without the option nothing is
+ * PC_REQUEST_FAILED, the text begins with "quota", and nothing changed. A snapshot slot
+ * that is free may be reserved beyond the quota, which counts again when it is
+ * published. So no tenant beyond its quota ever evicts a record of another. Without the option nothing is
  * counted, and the cost and order of evictions are as ever.
  *
  * Counters begin when a tenant is first seen. One that holds nothing and has no quota

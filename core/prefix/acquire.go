@@ -220,12 +220,8 @@ func (m *Manager) pinFound(l *lease, f *found) {
 		m.draft.pin(l.draft[n-1])
 	}
 	l.recurrent, l.partial = f.plan.Recurrent, f.plan.Partial
-	if l.recurrent >= 0 {
-		m.recurrent.hold(l.recurrent, 1, 0)
-	}
-	if l.partial >= 0 {
-		m.partial.hold(l.partial, 1, 0)
-	}
+	m.holdSlot(RecurrentSlots, l.realm, l.recurrent, 1, 0)
+	m.holdSlot(PartialSlots, l.realm, l.partial, 1, 0)
 }
 
 // Grow appends private pages to the lease, base and draft together or not at

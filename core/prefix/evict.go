@@ -36,16 +36,9 @@ func (m *Manager) evict(i int32) {
 	// The mark goes first: everything below looks at what marks are left.
 	m.order.Remove(i)
 	m.unmark(i)
-	if r.recurrent >= 0 {
-		if freed, _ := m.recurrent.drop(r.recurrent, 0, 1); freed {
-			n.Reclaimed[RecurrentSlots]++
-		}
-	}
-	if r.partial >= 0 {
-		if freed, _ := m.partial.drop(r.partial, 0, 1); freed {
-			n.Reclaimed[PartialSlots]++
-		}
-	}
+	realm := m.nodes[r.node].realm
+	m.dropSlot(RecurrentSlots, realm, r.recurrent, 0, 1)
+	m.dropSlot(PartialSlots, realm, r.partial, 0, 1)
 	if r.tail >= 0 {
 		m.putShadowCell(r.tail)
 	}

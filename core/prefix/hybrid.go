@@ -30,13 +30,16 @@ func (m *Manager) Reserve(id LeaseID, needPartial bool) (Reservation, bool, erro
 	if !m.recurrent.canHold(0, 1) || !m.partial.canHold(0, d[PartialSlots]) {
 		return none, false, nil
 	}
+	if !m.slotsWithinQuota(l, &d) {
+		return none, false, nil
+	}
 	m.evictOwnSlots(l, &d)
 	m.evictFor(d, -1)
 	m.endCause()
-	r := Reservation{m.recurrent.take(), -1}
+	r := Reservation{m.takeSlot(RecurrentSlots, l.realm), -1}
 	l.reserved = append(l.reserved, r.Recurrent)
 	if needPartial {
-		r.Partial = m.partial.take()
+		r.Partial = m.takeSlot(PartialSlots, l.realm)
 		l.reservedPartial = append(l.reservedPartial, r.Partial)
 	}
 	m.notePeaks()
@@ -81,10 +84,10 @@ func (m *Manager) Retire(id LeaseID, slots Reservation) error {
 		return err
 	}
 	l.reserved = remove(l.reserved, slots.Recurrent)
-	m.recurrent.drop(slots.Recurrent, 1, 0)
+	m.dropSlot(RecurrentSlots, l.realm, slots.Recurrent, 1, 0)
 	if slots.Partial >= 0 {
 		l.reservedPartial = remove(l.reservedPartial, slots.Partial)
-		m.partial.drop(slots.Partial, 1, 0)
+		m.dropSlot(PartialSlots, l.realm, slots.Partial, 1, 0)
 	}
 	return nil
 }
@@ -103,12 +106,8 @@ func (m *Manager) dropRestored(l *lease) {
 	if !l.live || l.mode != Hybrid {
 		return
 	}
-	if l.recurrent >= 0 {
-		m.recurrent.drop(l.recurrent, 1, 0)
-	}
-	if l.partial >= 0 {
-		m.partial.drop(l.partial, 1, 0)
-	}
+	m.dropSlot(RecurrentSlots, l.realm, l.recurrent, 1, 0)
+	m.dropSlot(PartialSlots, l.realm, l.partial, 1, 0)
 	l.recurrent, l.partial = -1, -1
 }
 
@@ -209,10 +208,8 @@ func (m *Manager) publishHybrid(l *lease, length int, slots Reservation, digest 
 	i := m.addRecord(at, int32(length))
 	r := &m.records[i]
 	r.tail, r.recurrent, r.partial = tail, slots.Recurrent, slots.Partial
-	m.recurrent.hold(r.recurrent, 0, 1)
-	if r.partial >= 0 {
-		m.partial.hold(r.partial, 0, 1)
-	}
+	m.holdSlot(RecurrentSlots, l.realm, r.recurrent, 0, 1)
+	m.holdSlot(PartialSlots, l.realm, r.partial, 0, 1)
 	return m.retain(i, c)
 }
 

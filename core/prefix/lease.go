@@ -210,10 +210,10 @@ func (m *Manager) Release(id LeaseID) error {
 	}
 	m.dropRestored(l)
 	for _, s := range l.reserved {
-		m.recurrent.drop(s, 1, 0)
+		m.dropSlot(RecurrentSlots, l.realm, s, 1, 0)
 	}
 	for _, s := range l.reservedPartial {
-		m.partial.drop(s, 1, 0)
+		m.dropSlot(PartialSlots, l.realm, s, 1, 0)
 	}
 	m.clearTokens(l)
 	r := l.realm

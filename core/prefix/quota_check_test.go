@@ -32,6 +32,8 @@ func TestCheck_NoticesDamageToTenants(t *testing.T) {
 		{"holds", func(m *Manager) { of(m, 2).Records++ }},
 		{"holds", func(m *Manager) { of(m, 2).Snapshots++ }},
 		{"holds", func(m *Manager) { of(m, 1).realms++ }},
+		{"snapshot slots", func(m *Manager) { of(m, 1).slots[0].all++ }},
+		{"snapshot slots", func(m *Manager) { of(m, 2).slots[1].active-- }},
 		{"records of", func(m *Manager) { of(m, 1).pages = 1 }},
 		{"is listed for tenant", func(m *Manager) { m.tenants.record[m.order.First()].tenant++ }},
 		{"list of tenant", func(m *Manager) { of(m, 1).list.first = m.tenants.record[of(m, 1).list.first].next }},

@@ -36,9 +36,10 @@ type tenant struct {
 	records   int // of records
 	snapshots int // of records with a snapshot, which each take a recurrent slot
 	realms    int32
-	list      lruEnds // its records, least recent first
-	link      lruLink // among the idle
-	want      int     // of the batch that is judged
+	list      lruEnds      // its records, least recent first
+	link      lruLink      // among the idle
+	want      int          // of the batch that is judged
+	slots     [2]slotCount // recurrent, partial
 	TenantStats
 }
 
