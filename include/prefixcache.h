@@ -256,8 +256,8 @@ enum {
 typedef struct pc_omni_options {
     uint32_t struct_size;            /* in: sizeof(pc_omni_options) */
     uint32_t flags;                  /* PC_OMNI_EAGER | PC_OMNI_ZERO_ON_RELEASE */
-    int64_t num_blocks;              /* blocks mirrored, >= 1 */
-    int64_t block_size;              /* slots per block, >= 1; num_blocks * block_size <= 2^40 */
+    int64_t num_blocks;              /* blocks mirrored, 1 .. 2^31 - 1 */
+    int64_t block_size;              /* slots per block, 1 .. 2^31 - 1; num_blocks * block_size <= 2^40 */
     int64_t staging_bytes;           /* cap on bytes not yet in the cache; 0: 512 MiB */
     int64_t staging_depth;           /* unconsumed steps at most, 1 .. 4096; 0: 4 */
     int64_t staging_capacity_tokens; /* rows of one step at most when staged; 0: 1024 */
@@ -369,7 +369,7 @@ typedef struct pc_omni_rows {
     uint32_t key;       /* from pc_omni_open_key */
     uint32_t flags;     /* PC_OMNI_ON_DEVICE or 0 */
     const void *rows;   /* num_tokens rows */
-    int64_t row_stride; /* bytes between rows, >= row_bytes */
+    int64_t row_stride; /* bytes between rows, row_bytes .. 2^32 */
     void *dst;          /* see above, or null */
     uint64_t dst_bytes; /* bytes at dst: exactly (hits + tokens) * row_bytes */
 } pc_omni_rows;

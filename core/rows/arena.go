@@ -163,7 +163,12 @@ func (a *Arena) Put(id uint64) error {
 	if a.zero.Load() { // nobody but us knows the buffer now: the stale id is refused
 		mem, bytes := e.mem, e.asked
 		a.mu.Unlock()
-		Zero(mem.base, bytes)
+		if mem.size > a.retain { // it will not be kept: what was never written need not become present
+			mem.Wipe()
+			sysDiscard(unsafe.Slice((*byte)(mem.base), mem.size)) // what was swapped out, too
+		} else {
+			Zero(mem.base, bytes)
+		}
 		a.mu.Lock()
 		e = &a.entries[i]
 	}
