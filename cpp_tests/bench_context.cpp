@@ -422,6 +422,13 @@ void tails(int64_t operations) {
     }
 }
 
+int usage() {
+    std::fputs(
+        "usage: bench_context [--trace FILE] [--check] [--quick] [--only trace|acquire|decode|infeasible|tails]\n",
+        stderr);
+    return 2;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -440,11 +447,12 @@ int main(int argc, char** argv) try {
         } else if (option == "--quick") {
             quick = true;
         } else {
-            std::fprintf(stderr,
-                         "usage: bench_context [--trace FILE] [--check] [--quick] [--only "
-                         "trace|acquire|decode|infeasible|tails]\n");
-            return 2;
+            return usage();
         }
+    }
+    std::vector<std::string> const parts{"trace", "acquire", "decode", "infeasible", "tails"};
+    if (!only.empty() && std::find(parts.begin(), parts.end(), only) == parts.end()) {
+        return usage();
     }
     auto const wanted = [&](char const* name) { return only.empty() || only == name; };
     if (wanted("trace")) {

@@ -2,6 +2,7 @@
 // report that says whether every limit held.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -124,6 +126,32 @@ void apart(Body const& body) {
     gFailed = child < 0 || waitpid(child, &status, 0) != child || status != 0 || gFailed;
 }
 
+/// Both programs get the arguments of `make load`, so each takes the options of the other.
+inline void check(int argc, char** argv) {
+    static constexpr char const* kNames[] = {"--operations", "--requests", "--page", "--blocks", "--slots"};
+    static constexpr char const* kUsage =
+        "usage: [--operations N] [--requests N] [--page TOKENS] [--blocks N] [--slots N]\n"
+        "--page and --blocks are of the context cache, --slots of the omni cache\n";
+    for (int i = 1; i < argc; i += 2) {
+        std::string const name = argv[i];
+        if (name == "--help" || name == "-h") {
+            std::fputs(kUsage, stdout);
+            std::exit(0);
+        }
+        if (std::find(std::begin(kNames), std::end(kNames), name) == std::end(kNames)) {
+            std::fprintf(stderr, "%s: unknown option\n%s", argv[i], kUsage);
+            std::exit(2);
+        }
+        char* end = nullptr;
+        int64_t const value = i + 1 < argc ? std::strtoll(argv[i + 1], &end, 10) : 0;
+        if (value < 1 || value > INT32_MAX || *end != '\0') {
+            std::fprintf(stderr, "%s: expected a number from 1 to 2^31 - 1\n%s", argv[i], kUsage);
+            std::exit(2);
+        }
+    }
+}
+
+/// The value of an option that was checked.
 inline int64_t option(int argc, char** argv, char const* name, int64_t fallback) {
     for (int i = 1; i + 1 < argc; ++i) {
         if (std::strcmp(argv[i], name) == 0) {

@@ -295,6 +295,7 @@ void requests(int32_t page) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    load::check(argc, argv);
     Load full{};
     full.page = static_cast<int32_t>(load::option(argc, argv, "--page", 16));
     full.blocks = load::option(argc, argv, "--blocks", 1000000);

@@ -365,6 +365,7 @@ void requests() {
 }  // namespace
 
 int main(int argc, char** argv) {
+    load::check(argc, argv);
     Load full{};
     full.slots = load::option(argc, argv, "--slots", 1000000) / kBlock * kBlock;
     full.requests = static_cast<size_t>(load::option(argc, argv, "--requests", 1000));
