@@ -7,6 +7,10 @@ build=$1 scratch=$2 cmake=$3
 rm -rf "$scratch"
 mkdir -p "$scratch/project"
 "$cmake" --install "$build" --prefix "$scratch/prefix" >"$scratch/install.log"
+# Whoever hands on the library hands on the licenses of what is linked into it.
+for name in LICENSE THIRD_PARTY_LICENSES; do
+    cmp "$(find "$scratch/prefix/share/doc" -name $name)" "$(dirname "$0")/../$name"
+done
 cd "$scratch/project"
 
 cat >uses_c.c <<'END'
