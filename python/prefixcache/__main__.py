@@ -43,14 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in _COMMANDS:
         print(f"prefixcache: {name}: no such command, expected one of {', '.join(_COMMANDS)}", file=sys.stderr)
         return 2
-    try:
-        command = importlib.import_module(_COMMANDS[name][0])
-    except ModuleNotFoundError as e:
-        if (e.name or "").split(".")[0] == "prefixcache":
-            raise
-        print(f"prefixcache {name}: needs {e.name}, which is not installed: pip install {e.name}", file=sys.stderr)
-        return 2
-    status: int = command.main(rest)
+    status: int = importlib.import_module(_COMMANDS[name][0]).main(rest)
     return status
 
 

@@ -198,7 +198,7 @@ def _devices(driver: ctypes.CDLL) -> Iterator[Finding]:
 
 def check_torch() -> Iterator[Finding]:
     if importlib.util.find_spec("torch") is None:
-        yield ok("torch", "not installed; prefixcache.omni and the replay need it, prefixcache.context does not")
+        yield ok("torch", "not installed; prefixcache.omni and the omni part of the replay need it, nothing else")
         return
     try:
         torch = importlib.import_module("torch")

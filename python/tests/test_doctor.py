@@ -111,16 +111,19 @@ def test_no_command_shows_the_commands_and_is_an_error(monkeypatch, capsys):
     assert "doctor" in capsys.readouterr().out
 
 
-def test_a_command_whose_package_is_missing_names_it():
+def test_a_part_whose_package_is_missing_names_it():
     code = """
         import sys
         sys.modules["torch"] = None
         from prefixcache.__main__ import main
-        sys.exit(main(["replay"]))
+        sys.exit(main(["replay", "--requests", "2", *{arguments}]))
         """
-    done = run_python(code)
+    done = run_python(code.replace("{arguments}", "['--part', 'omni']"))
     assert done.returncode == 2
-    assert "needs torch" in done.stderr and "pip install torch" in done.stderr
+    assert "--part omni needs torch: pip install torch" in done.stderr
+    done = run_python(code.replace("{arguments}", "[]"))
+    assert done.returncode == 0 and "every page was right" in done.stdout
+    assert "the omni part is left out: it needs torch (pip install torch)" in done.stderr
 
 
 # ------------------------------------------------------------------- this package

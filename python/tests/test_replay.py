@@ -124,6 +124,7 @@ def test_bad_arguments_and_traces_are_named(capsys, tmp_path):
         ([str(tmp_path / "bad.jsonl")], "line 1: not a request"),
         ([str(tmp_path / "binary.jsonl")], "binary.jsonl: "),
         (["--manager", "no.such.module", "--requests", "1"], "--manager no.such.module"),
+        (["--manager", "json", "--requests", "1"], "--manager json: has no OmniPrefixCacheManager"),
         (["--requests", "x"], "argument --requests: 'x' is not a whole number"),
         (["--pages", "0"], "argument --pages: 0 is not in 1 .. 2^31 - 1"),
         (["--time-limit", "nan"], "argument --time-limit: nan is not a time"),
@@ -135,6 +136,9 @@ def test_bad_arguments_and_traces_are_named(capsys, tmp_path):
         (["--compare", str(tmp_path / "none.json")], "none.json: No such file"),
         (["--part", "context", "--pages", "1", "--requests", "3"], "every request is longer than the cache"),
         (["--write-trace", str(tmp_path / "no" / "x"), "--requests", "1"], "No such file"),
+        (["--write-trace", "/dev/full", "--requests", "3"], "/dev/full: No space left"),
+        (["--part", "context", "--requests", "3", "--json", "/dev/full"], "/dev/full: No space left"),
+        (["--part", "context", "--requests", "3", "--report", "/dev/full"], "/dev/full: No space left"),
     ]:
         with pytest.raises(SystemExit) as stop:
             main(arguments)

@@ -30,6 +30,8 @@ _TITLES = {
     "context": "context cache: the manager level, and every reused page checked",
     "sweep": "context cache: hit rate against capacity",
 }
+# What the omni part uses of the module of a manager.
+_MANAGER_NAMES = ("OmniPrefixCacheManager", "PrefixCacheConfig", "ModelCachePolicy", "HIDDEN_KEY")
 INTERRUPTED = 130
 
 
@@ -69,7 +71,7 @@ class _Run:
                 self._check_writable(name, path)  # not after an hour of replay
         requests = self._requests()
         if args.write_trace is not None:
-            self._write(lambda: write_trace(args.write_trace, requests))
+            self._write(args.write_trace, lambda: write_trace(args.write_trace, requests))
             print(f"{len(requests):,} requests written to {args.write_trace}")
             return 0
         source = args.trace or f"generated (seed {args.seed})"
@@ -80,17 +82,17 @@ class _Run:
             print(f"\n== compared with {args.compare} ==")
             print("\n".join(document.comparison_lines(doc, other, Path(args.compare).name)))
         if args.json is not None:
-            self._write(lambda: document.save(doc, args.json))
+            self._write(args.json, lambda: document.save(doc, args.json))
         if args.report is not None:
             page = render(doc, other, Path(args.compare or "").name)
-            self._write(lambda: Path(args.report).write_text(page, encoding="utf-8"))
+            self._write(args.report, lambda: Path(args.report).write_text(page, encoding="utf-8"))
         return status
 
-    def _write(self, write: Callable[[], object]) -> None:
+    def _write(self, path: str, write: Callable[[], object]) -> None:
         try:
             write()
-        except OSError as e:
-            self._fail(f"{e.filename}: {e.strerror}")
+        except OSError as e:  # a full disk has no file name
+            self._fail(f"{path}: {e.strerror}")
 
     def _parts(self, requests: list[TraceRequest], doc: dict[str, Any]) -> int:
         status = 0
@@ -135,6 +137,9 @@ class _Run:
                 backend = importlib.import_module(args.manager)
             except ImportError as e:
                 self._fail(f"--manager {args.manager}: {e}")
+            for name in _MANAGER_NAMES:
+                if not hasattr(backend, name):
+                    self._fail(f"--manager {args.manager}: has no {name}")
         if args.blocks is None:
             args.blocks = TRACE_BLOCKS if args.trace is not None else GENERATED_BLOCKS
         from prefixcache.replay.omni import OmniPart  # needs torch
