@@ -85,7 +85,7 @@ const (
 
 var families = [numMetrics]family{
 	mQueryTokens:      {"queries_tokens_total", counter, "Tokens that cached state was looked for; omni: tokens whose rows were given out."},
-	mHitTokens:        {"hits_tokens_total", counter, "Of these, tokens that came from the cache."},
+	mHitTokens:        {"hits_tokens_total", counter, "Tokens of the queries that came from the cache."},
 	mUsageRatio:       {"usage_ratio", gauge, "Part of a pool that live requests use, 0 to 1."},
 	mLiveRequests:     {"live_requests", gauge, "Requests that are live; context: quarantined ones included."},
 	mLiveRequestsPeak: {"live_requests_peak", gauge, "Most requests that were live at once."},
@@ -113,7 +113,7 @@ var families = [numMetrics]family{
 	mOmniQueueAgePeak:  {"queue_age_peak_seconds", gauge, "The longest that a write waited for the background thread."},
 	mOmniDepth:         {"staging_depth", gauge, "Saved steps that nobody has consumed yet."},
 	mOmniDepthPeak:     {"staging_depth_peak", gauge, "Most steps that were unconsumed at once."},
-	mOmniDepthLimit:    {"staging_depth_limit", gauge, "Unconsumed steps at which a save mWaits."},
+	mOmniDepthLimit:    {"staging_depth_limit", gauge, "Unconsumed steps at which a save waits."},
 	mOmniStaged:        {"staged_bytes", gauge, "Rows held outside the mirror."},
 	mOmniStagedPeak:    {"staged_bytes_peak", gauge, "Most bytes that were held outside the mirror at once."},
 	mOmniStagedLimit:   {"staged_bytes_limit", gauge, "Staged bytes from which on deferred writes are forced."},
@@ -127,7 +127,7 @@ var families = [numMetrics]family{
 	mContextLeasesPeak: {"leases_peak", gauge, "Most leases that were live at once."},
 	mContextBlocks:     {"cached_blocks", gauge, "Base: distinct cached blocks. Draft: block boundaries with draft pages."},
 	mContextAcquires:   {"acquires_total", counter, "Attempts to acquire a lease."},
-	mContextInfeasible: {"infeasible_acquires_total", counter, "Of these, attempts without capacity, even with every record evicted."},
+	mContextInfeasible: {"infeasible_acquires_total", counter, "Attempts to acquire a lease without capacity, even with every record evicted."},
 	mContextReasons:    {"reuse_outcomes_total", counter, "Leases by why they reused nothing, or less than they might."},
 	mContextEvicted:    {"evictions_total", counter, "Records removed, for whatever reason."},
 	mContextReclaimed:  {"reclaimed_pages_total", counter, "Pages and slots that evictions freed."},
@@ -137,9 +137,9 @@ var families = [numMetrics]family{
 
 	mTenantPages:           {"tenant_pages", gauge, "Base pages of a tenant, by state. Only with quotas."},
 	mTenantQueryTokens:     {"tenant_queries_tokens_total", counter, "Prompt tokens of a tenant's leases."},
-	mTenantHitTokens:       {"tenant_hits_tokens_total", counter, "Of these, tokens that came from the cache."},
+	mTenantHitTokens:       {"tenant_hits_tokens_total", counter, "Prompt tokens of a tenant's leases that came from the cache."},
 	mTenantEvicted:         {"tenant_evictions_total", counter, "Records of a tenant that were removed, for whatever reason."},
-	mTenantEvictedByOthers: {"tenant_evictions_by_others_total", counter, "Of these, records that made room for another tenant."},
+	mTenantEvictedByOthers: {"tenant_evictions_by_others_total", counter, "Records of a tenant that were removed to make room for another one."},
 	mTenantRefused:         {"tenant_refusals_total", counter, "Demands of a tenant beyond its quota."},
 
 	mContextSequences:     {"sequences_total", counter, "Sequences admitted, by what they are. One sequence may be several."},
@@ -157,7 +157,7 @@ var families = [numMetrics]family{
 	mContextPoisoned:      {"poisoned", gauge, "1 for good once a synchronisation has failed: destroy the coordinator and create a new one."},
 	mContextSnapshotBytes: {"snapshot_bytes", gauge, "Device memory of snapshots."},
 
-	mBufferBytes: {"result_buffer_bytes", gauge, "Result mBuffers of the process: in use by the host, or retained for reuse."},
-	mBuffers:     {"result_buffers_total", counter, "Result mBuffers handed out, by where their memory came from."},
+	mBufferBytes: {"result_buffer_bytes", gauge, "Result buffers of the process: in use by the host, or retained for reuse."},
+	mBuffers:     {"result_buffers_total", counter, "Result buffers handed out, by where their memory came from."},
 	mBuildInfo:   {"build_info", gauge, "1; the library's version and row kernel."},
 }

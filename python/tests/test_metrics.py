@@ -72,6 +72,14 @@ def test_every_metric_is_explained_with_its_type_and_unit() -> None:
             assert unit == UNITS.get(word, unit), name
 
 
+def test_help_is_a_sentence_of_its_own() -> None:
+    """A dashboard shows it without its neighbours; names of the code say nothing there."""
+    texts = re.findall(r'^\tm\w+:\s+\{"\w+", \w+, "(.+)"\},$', TABLE, re.MULTILINE)
+    assert len(texts) == len(NAMES)
+    for text in texts:
+        assert not re.search(r"[a-z][A-Z]|^Of these", text) and text.endswith("."), text
+
+
 def test_every_direction_and_cause_is_explained() -> None:
     text = prometheus_text(Host().manager, Rig().coordinator)
     for label in ("direction", "cause"):
