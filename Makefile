@@ -21,7 +21,7 @@ GO_LDFLAGS := -s -w -extldflags '-Wl,-soname,libprefixcache.so.$(SOVERSION) \
 	-Wl,--version-script=$(ROOT)/capi/libprefixcache.map -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined'
 
 .DEFAULT_GOAL := all
-.PHONY: all help setup run test soak mutation bench load wheel lint coverage abi-snapshot clean
+.PHONY: all help setup run test soak mutation fuzz hosts bench load wheel lint coverage abi-snapshot clean
 
 all: $(LIB) ## build build/libprefixcache.so
 
