@@ -418,6 +418,12 @@ def test_trace_files_round_trip_and_bad_lines_are_named(tmp_path):
         '{"input_length": 513, "output_length": 1, "hash_ids": [1]}',
         '{"input_length": 0, "output_length": 1, "hash_ids": [1]}',
         "[]",
+        '{"input_length": Infinity, "output_length": 1, "hash_ids": [1]}',
+        '{"input_length": 5, "output_length": 1, "hash_ids": [1e400]}',
+        '{"timestamp": -1, "input_length": 5, "output_length": 1, "hash_ids": [1]}',
+        '{"timestamp": 9007199254740993, "input_length": 5, "output_length": 1, "hash_ids": [1]}',
+        '{"input_length": 5, "output_length": 2147483648, "hash_ids": [1]}',
+        "[" * 200_000,
     ]:
         path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}\n' + line + "\n")
         with pytest.raises(TraceError, match="line 2"):
@@ -425,6 +431,25 @@ def test_trace_files_round_trip_and_bad_lines_are_named(tmp_path):
     path.write_text("\n")
     with pytest.raises(TraceError, match="no request"):  # a replay of nothing would pass
         read_trace(path)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--part", "omni"), ("--part", "context"), ("--sweep", "pages=100")])
+def test_prompts_shorter_than_a_page(capsys, tmp_path, arguments):
+    write_trace(tmp_path / "short.jsonl", [TraceRequest(i, 1 + 70 * i, 1 + 40 * i, (i,)) for i in range(4)] * 2)
+    assert main([str(tmp_path / "short.jsonl"), *arguments]) == 0, capsys.readouterr().out
+
+
+def test_a_file_name_that_is_no_text(capsys, tmp_path):
+    """Nothing is lost for its sake at the end of a long run."""
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/odd\xff.jsonl")
+    write_trace(name, generate_trace(3, 4, mean_prompt=300, mean_output=10))
+    saved = os.fsdecode(os.fsencode(tmp_path) + b"/odd\xff.json")
+    code, text = replay(capsys, name, "--part", "context", "--json", saved)
+    assert code == 0, text
+    page = tmp_path / "page.html"
+    code, text = replay(capsys, name, "--part", "context", "--compare", saved, "--report", str(page))
+    assert code == 0 and "odd\ufffd.json" in text, text
+    assert "odd\ufffd.jsonl" in page.read_text()
 
 
 def test_generated_trace_follows_its_seed_and_shares_prefixes():

@@ -297,7 +297,7 @@ def test_a_damaged_run_is_refused_or_shown_but_never_breaks_the_report(folder, s
     run = shortened(json.loads(saved[name].read_text()))
     path, refused = folder / "damaged.json", 0
     for place in list(places(run))[1:]:
-        for change in (None, "x", -1, [], {}, float("nan"), "gone"):
+        for change in (None, "x", "\ud800", 0, -1, [], {}, float("nan"), "gone"):
             damaged = copy.deepcopy(run)
             inner = damaged
             for key in place[:-1]:
@@ -324,6 +324,8 @@ def test_files_that_are_no_runs_are_refused_by_name(folder):
         ("[]", "is no run that --json saved"),
         ('{"format": "prefixcache.replay", "version": 2}', "has version 2, expected 1"),
         ('{"format": "prefixcache.replay", "version": 1}', "is incomplete"),
+        ("[" * 200_000, "is no JSON"),
+        ('{"format": "prefixcache.replay", "version": 1, "\\ud800": 1}', "surrogates not allowed"),
     ):
         path.write_text(text)
         with pytest.raises(document.DocumentError, match=re.escape(said)):

@@ -72,19 +72,19 @@ class _Run:
         requests = self._requests()
         if args.write_trace is not None:
             self._write(args.write_trace, lambda: write_trace(args.write_trace, requests))
-            print(f"{len(requests):,} requests written to {args.write_trace}")
+            print(f"{len(requests):,} requests written to {_shown(args.write_trace)}")
             return 0
-        source = args.trace or f"generated (seed {args.seed})"
+        source = _shown(args.trace) if args.trace else f"generated (seed {args.seed})"
         doc = document.new(source, len(requests))
         print(f"trace             {source}: {len(requests):,} requests", flush=True)
         status = self._sweep(requests, doc) if args.sweep is not None else self._parts(requests, doc)
         if other is not None:
-            print(f"\n== compared with {args.compare} ==")
-            print("\n".join(document.comparison_lines(doc, other, Path(args.compare).name)))
+            print(f"\n== compared with {_shown(args.compare)} ==")
+            print("\n".join(document.comparison_lines(doc, other, Path(_shown(args.compare)).name)))
         if args.json is not None:
             self._write(args.json, lambda: document.save(doc, args.json))
         if args.report is not None:
-            page = render(doc, other, Path(args.compare or "").name)
+            page = render(doc, other, Path(_shown(args.compare or "")).name)
             self._write(args.report, lambda: Path(args.report).write_text(page, encoding="utf-8"))
         return status
 
@@ -197,6 +197,11 @@ class _Run:
 
     def _fail(self, text: str) -> NoReturn:
         self.p.exit(2, f"{self.p.prog}: error: {text}\n")
+
+
+def _shown(path: str) -> str:
+    """A file name as text: names may have bytes that are none, which no page and no document takes."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def missing_modules() -> list[str]:

@@ -115,6 +115,8 @@ class ContextPart:
         lease.release()
 
     def _publish(self, lease: Any, length: int) -> None:
+        if length < self.page:
+            return  # no full page, nothing to share
         started = time.perf_counter_ns()
         self.cache.publish(lease, length)
         self.latencies["publish"].add(time.perf_counter_ns() - started)

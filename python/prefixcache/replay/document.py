@@ -51,13 +51,14 @@ def load(path: str | Path) -> dict[str, Any]:
     """Read one. Raises OSError, or DocumentError for anything but a run of this version."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise DocumentError(f"is no JSON ({e}), expected a run that --json saved") from e
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise DocumentError(f"is no run that --json saved: expected an object with format {FORMAT!r}")
     if document.get("version") != VERSION:
         raise DocumentError(f"has version {document.get('version')!r}, expected {VERSION}")
     try:
+        json.dumps(document, ensure_ascii=False).encode()  # halves of surrogate pairs are no text
         _check(document)
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise DocumentError(f"is incomplete ({type(e).__name__}: {e}), expected a run that --json saved") from e
@@ -90,6 +91,8 @@ def _check(document: dict[str, Any]) -> None:
     if sweep is None:
         return
     _numbers(*(sweep[key] for key in _SWEEP), int(sweep["interrupted"]))
+    if sweep["page"] < 1:
+        raise ValueError("pages of no tokens")
     if not sweep["sizes"]:
         raise ValueError("a sweep without sizes")
     for size in sweep["sizes"]:

@@ -148,13 +148,14 @@ class Sweep:
         plan = found.plan
         size.hit_tokens += plan.reuse_token_length
         length = len(prompt) + len(answer)
-        cache.publish(found.lease, len(prompt))
+        if len(prompt) >= self.page:  # a full page to share
+            cache.publish(found.lease, len(prompt))
         more = -(-length // self.page) - plan.bound_base_pages - plan.demand_base_pages
         _, grown = cache.advance(found.lease, answer, base=max(0, more))
-        if grown:
-            cache.publish(found.lease, length)
-        else:
+        if not grown:
             size.refused += 1
+        elif length >= self.page:
+            cache.publish(found.lease, length)
         found.lease.release()
 
     def document(self) -> dict[str, Any]:

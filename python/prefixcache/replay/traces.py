@@ -17,6 +17,9 @@ from typing import NamedTuple
 #: Tokens that one hash id stands for.
 TOKENS_PER_ID = 512
 
+_MAX_LENGTH = 2**31 - 1
+_MAX_TIME = 2**53  # what a page's script can count
+
 
 class TraceError(ValueError):
     """A line of a trace file is not what it should be; the text has the line number."""
@@ -63,10 +66,12 @@ def _parse(lines: Iterable[str]) -> Iterator[TraceRequest]:
                 int(raw["output_length"]),
                 tuple(int(i) for i in raw["hash_ids"]),
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as e:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as e:
             raise TraceError(f"line {number}: not a request ({type(e).__name__}: {e}): {line[:80]!r}") from e
-        if request.input_length < 1 or request.output_length < 1:
-            raise TraceError(f"line {number}: lengths must be at least 1")
+        if not (1 <= request.input_length <= _MAX_LENGTH and 1 <= request.output_length <= _MAX_LENGTH):
+            raise TraceError(f"line {number}: lengths must be in 1 .. 2^31 - 1")
+        if not 0 <= request.timestamp <= _MAX_TIME:
+            raise TraceError(f"line {number}: timestamp must be in 0 .. 2^53 milliseconds")
         needed = -(-request.input_length // TOKENS_PER_ID)
         if len(request.hash_ids) < needed or any(not 0 <= i < 1 << 48 for i in request.hash_ids):
             raise TraceError(
