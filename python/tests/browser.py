@@ -43,7 +43,7 @@ class Browser:
 
     def __init__(self) -> None:
         path = find()
-        self._folder = tempfile.TemporaryDirectory(prefix="browser-")
+        self._folder = tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True)
         command = [path, "--remote-debugging-pipe", f"--user-data-dir={self._folder.name}", "--no-sandbox"]
         command += ["--no-first-run", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
         command += ["--host-resolver-rules=MAP * ~NOTFOUND"]  # the network is out of reach
@@ -155,7 +155,11 @@ class Browser:
         os.close(self._out)
         os.close(self._in)
         self._log.close()
-        shutil.rmtree(self._folder.name, ignore_errors=True)
+        # Its other processes end a little later, and write until then.
+        end = time.monotonic() + 5
+        while os.path.exists(self._folder.name) and time.monotonic() < end:
+            shutil.rmtree(self._folder.name, ignore_errors=True)
+            time.sleep(0.05)
         self._folder.cleanup()
 
     def __enter__(self) -> Browser:
