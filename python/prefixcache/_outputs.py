@@ -191,22 +191,25 @@ class Repeat:
         values = [*mm.values()] if hidden is None else [hidden, *mm.values()]
         words, at = cache.row_words, 0
         buffers: Buffers = []
-        for value, (shape, dtype, lazy, target) in zip(values, self._looks):  # noqa: B905
-            if (
-                type(value) is not torch.Tensor
-                or value.dtype is not dtype
-                or value.shape != shape
-                or value.layout is not torch.strided
-                or not value.is_cpu
-                or not value.is_contiguous()
-                or (lazy and (value.is_neg() or value.is_conj()))
-            ):
-                return None
-            buffer = torch.empty(target, dtype=dtype)
-            words[at + ADDRESS_WORD] = value.data_ptr()
-            words[at + TARGET_WORD] = buffer.data_ptr()
-            at += ROWS_WORDS
-            buffers.append(buffer)
+        try:
+            for value, (shape, dtype, lazy, target) in zip(values, self._looks):  # noqa: B905
+                if (
+                    type(value) is not torch.Tensor
+                    or value.dtype is not dtype
+                    or value.shape != shape
+                    or value.layout is not torch.strided
+                    or not value.is_cpu
+                    or not value.is_contiguous()
+                    or (lazy and (value.is_neg() or value.is_conj()))
+                ):
+                    return None
+                buffer = torch.empty(target, dtype=dtype)
+                words[at + ADDRESS_WORD] = value.data_ptr()
+                words[at + TARGET_WORD] = buffer.data_ptr()
+                at += ROWS_WORDS
+                buffers.append(buffer)
+        except RuntimeError:  # of a tensor without a shape (nested) or an address: the long way knows them
+            return None
         return buffers
 
 

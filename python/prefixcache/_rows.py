@@ -129,11 +129,12 @@ class KeyTable:
         if (
             key is not None
             and type(value) is torch.Tensor
+            and value.layout is torch.strided
+            and not value.is_nested  # it has no shape, and raises when asked for one
             and value.shape == key.seen_shape
             and key.seen_tokens == num_tokens
             and key.seen_padded == padded
             and value.dtype is key.dtype
-            and value.layout is torch.strided
         ):
             return key
         if not is_step_rows(value, num_tokens, padded):
