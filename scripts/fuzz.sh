@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 minutes=${1:-10}
-case $minutes in '' | *[!0-9]*) echo "fuzz: MINUTES is '$minutes', expected a whole number" >&2; exit 2 ;; esac
+case $minutes in '' | *[!0-9]* | 0*) echo "fuzz: MINUTES is '$minutes', expected a whole number from 1 on" >&2; exit 2 ;; esac
 command -v clang++ >/dev/null || { echo "fuzz: clang++ is missing (as root: apt-get install clang libclang-rt-14-dev)" >&2; exit 1; }
 eval "$(make -s cuda-env)"
 out=build/fuzz
@@ -16,7 +16,7 @@ clang++ -std=c++17 -g -O1 -fsanitize=fuzzer -Iinclude "${sources[@]}" $out/prefi
 # The collector runs often: it is what minds bad addresses.
 GOGC=20 $out/fuzz_abi -max_total_time=$((minutes * 30)) -timeout=20 -rss_limit_mb=4000 -max_len=600 -use_value_profile=1 \
     -artifact_prefix=$out/ -print_final_stats=1 $out/corpus cpp_tests/fuzz/corpus 2>$out/log ||
-    { tail -n 60 $out/log; echo "fuzz: the input is in $out; build/cpp/cpp_tests/fuzz/fuzz_replay runs a folder of them" >&2; exit 1; }
+    { tail -n 60 $out/log; echo "fuzz: the input is in $out; $out/fuzz_abi FILE runs it again" >&2; exit 1; }
 grep -E '^(stat::number|stat::new|#.*DONE)' $out/log
 # What is new is added to the corpus, as little of it as covers the same.
 $out/fuzz_abi -set_cover_merge=1 -timeout=20 -max_len=600 cpp_tests/fuzz/corpus $out/corpus 2>>$out/log

@@ -4,7 +4,7 @@
 set -u
 cd "$(dirname "$0")/.."
 minutes=${1:-30}
-case $minutes in '' | *[!0-9]*) echo "soak: MINUTES is '$minutes', expected a whole number" >&2; exit 2 ;; esac
+case $minutes in '' | *[!0-9]* | 0?*) echo "soak: MINUTES is '$minutes', expected a whole number" >&2; exit 2 ;; esac
 PYTHON=${PYTHON:-$(cat build/python)}
 deadline=$(($(date +%s) + minutes * 60))
 round=0

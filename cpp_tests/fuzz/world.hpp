@@ -5,6 +5,7 @@
 #include <prefixcache.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -334,6 +335,9 @@ class World {
             }
             auto stats = sized<pc_omni_stats>();
             must(api.omni_get_stats(o.handle, &stats), "omni_get_stats");
+            stats.staging_waits = 0;  // whoever waited in vain has waited
+            std::fill(std::begin(stats.waits), std::end(stats.waits), 0);
+            std::fill(std::begin(stats.wait_nanoseconds), std::end(stats.wait_nanoseconds), 0);
             add(s, &stats, sizeof stats);
             int64_t slots[kBlocks * kBlockSize];
             pc_omni_slot_state states[kBlocks * kBlockSize];
