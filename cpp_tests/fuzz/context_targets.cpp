@@ -80,14 +80,17 @@ pc_status begin(World& w) {
         none.push_back(w.in.oneIn(2) ? none.back() : none.back() + cuts.back() - cuts[i]);
     }
     auto const offsets = [&](std::vector<int64_t> const& honest) {
-        return d.array<int64_t>(n + 1, [&](uint64_t i) {
-            if (!d.hostile()) {
-                return honest[i];
-            }
-            int64_t const absurd[] = {-1, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(),
-                                      honest[i] / 2};
-            return absurd[w.in.below(4)];
-        });
+        return d.array<int64_t>(
+            n + 1,
+            [&](uint64_t i) {
+                if (!d.hostile()) {
+                    return honest[i];
+                }
+                int64_t const absurd[] = {-1, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(),
+                                          honest[i] / 2};
+                return absurd[w.in.below(4)];
+            },
+            true);
     };
     auto a = sized<pc_admission>();
     a.execution =
@@ -178,13 +181,16 @@ pc_status advancing(World& w, bool decode, F call) {
         }
         auto a = sized<pc_advance>();
         a.tokens = d.array<int32_t>(n, [&](uint64_t) { return static_cast<int32_t>(w.in.below(3)); });
-        a.token_offsets = d.array<int64_t>(n + 1, [&](uint64_t i) {
-            if (!d.hostile()) {
-                return static_cast<int64_t>(i);
-            }
-            int64_t const absurd[] = {-1, std::numeric_limits<int64_t>::max(), static_cast<int64_t>(i / 2)};
-            return absurd[w.in.below(3)];
-        });
+        a.token_offsets = d.array<int64_t>(
+            n + 1,
+            [&](uint64_t i) {
+                if (!d.hostile()) {
+                    return static_cast<int64_t>(i);
+                }
+                int64_t const absurd[] = {-1, std::numeric_limits<int64_t>::max(), static_cast<int64_t>(i / 2)};
+                return absurd[w.in.below(3)];
+            },
+            true);
         a.committed = d.array<int32_t>(n, [&](uint64_t i) { return d.number<int32_t>(committed[i]); });
         if (info.execution == PC_EXECUTE_EAGLE) {
             a.common = d.array<int32_t>(n, [&](uint64_t i) { return d.number<int32_t>(committed[i]); });

@@ -65,7 +65,7 @@ class Memory {
     struct Buffer {
         uint8_t* data;
         size_t bytes;
-        bool pointers;  // it holds addresses: nothing else may be read as one
+        bool pointers;  // it holds addresses, or offsets into another array: nothing else may be read as one
     };
 
     /// `shift` moves it down from the guard page, to a wrong alignment.

@@ -51,14 +51,17 @@ pc_status setRows(World& w) {
     auto* pages =
         d.array<int32_t>(total, [&](uint64_t) { return d.number<int32_t>(static_cast<int32_t>(w.in.below(kPages))); });
     // A cut beyond what is there would be believed: absurd ones fall or begin elsewhere.
-    auto* offsets = d.array<int64_t>(n + 1, [&](uint64_t i) {
-        if (!d.hostile()) {
-            return cuts[i];
-        }
-        int64_t const absurd[] = {-1, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(),
-                                  cuts[i] / 2};
-        return absurd[w.in.below(4)];
-    });
+    auto* offsets = d.array<int64_t>(
+        n + 1,
+        [&](uint64_t i) {
+            if (!d.hostile()) {
+                return cuts[i];
+            }
+            int64_t const absurd[] = {-1, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(),
+                                      cuts[i] / 2};
+            return absurd[w.in.below(4)];
+        },
+        true);
     return w.api.table_set_rows(w.handle(w.pick(w.tables)), slots, d.count<int32_t>(n), pages, offsets);
 }
 
