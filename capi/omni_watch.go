@@ -8,13 +8,15 @@ import (
 )
 
 // stopwatch times the two copies of a step whose rows are on a device, by events on
-// the streams that make them: nobody waits for a figure. A step of less than
-// watchedBytes is not timed, so that a decode step pays nothing. What was measured is
+// the streams that make them: nobody waits for a figure. Of the steps of watchedBytes
+// and more, the first of every watchedSteps is timed: the driver calls for it are half as
+// many as those of the step itself, and a bandwidth needs no more. What was measured is
 // read when the next large step begins: every former step has landed by then.
 type stopwatch struct {
 	events [4]gpu.Event // freeze: begin, end; landing: begin, end
 	bytes  [2]int64     // of the step that they were recorded in
 	armed  bool
+	large  uint64 // steps of watchedBytes and more
 	clone  deviceTime
 	land   deviceTime
 }
@@ -22,7 +24,10 @@ type stopwatch struct {
 // deviceTime is read by any thread.
 type deviceTime struct{ bytes, nanoseconds atomic.Int64 }
 
-const watchedBytes = 1 << 20
+const (
+	watchedBytes = 1 << 20
+	watchedSteps = 16
+)
 
 // start decides whether the list is timed.
 func (w *stopwatch) start(dev gpu.Device, list []omni.Command) bool {
@@ -39,6 +44,10 @@ func (w *stopwatch) start(dev gpu.Device, list []omni.Command) bool {
 		return false
 	}
 	w.read(dev)
+	w.large++
+	if w.large%watchedSteps != 1 {
+		return false
+	}
 	for i := range w.events {
 		if w.events[i] == 0 {
 			var err error
