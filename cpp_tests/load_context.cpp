@@ -285,8 +285,11 @@ void requests(int32_t page) {
             load::gFailed = true;
         }
     }
+    // Much of it is what the collector has not taken back yet: runs are between the formula
+    // and 14 % below it, so this one is held to a fifth.
     load::compare("memory of a live request of 4096 blocks",
-                  static_cast<double>(load::resident() - before) / (kMany - 1), kLease + kLeaseBlock * (kBlocks + 1));
+                  static_cast<double>(load::resident() - before) / (kMany - 1), kLease + kLeaseBlock * (kBlocks + 1),
+                  0.2);
     for (auto& lease : leases) {
         cache.release(lease);
     }

@@ -172,10 +172,14 @@ def internal() -> int:
 
 def out_of_memory() -> int:
     return in_a_process_of_its_own("""
-        used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)
         data, buffer = c_void_p(), c_uint64()
-        print(lib.pc_buffer_acquire(c_uint64(1 << 40), byref(data), byref(buffer)))
+        assert lib.pc_buffer_acquire(c_uint64(1), byref(data), byref(buffer)) == 0  # Go has started: it needs memory
+        used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), most))
+        status = lib.pc_buffer_acquire(c_uint64(1 << 40), byref(data), byref(buffer))
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))  # the interpreter's end needs memory, too
+        print(status)
         """)
 
 
