@@ -41,9 +41,10 @@ func TestReleasedRowsAreCleared(t *testing.T) {
 	}
 }
 
-// A slot is claimed while its deferred row is being written: the write lands, and is
-// cleared when it ends.
-func TestARowThatWasReleasedWhileItWasWrittenIsCleared(t *testing.T) {
+// duringADeferredWrite is a cache that clears, and the job that writes the four rows of
+// "d" of a request that has finished.
+func duringADeferredWrite(t *testing.T) (*rig, Job) {
+	t.Helper()
 	r := newRig(t, Config{ZeroOnRelease: true, Threaded: true})
 	r.begin(nil, arrive(1)...)
 	r.discard(r.save(map[string]uint64{"d": 200}, chunk{1, span(0, 4)}))
@@ -52,6 +53,13 @@ func TestARowThatWasReleasedWhileItWasWrittenIsCleared(t *testing.T) {
 	if !ok {
 		t.Fatal("no job")
 	}
+	return r, job
+}
+
+// A slot is claimed while its deferred row is being written: the write lands, and is
+// cleared when it ends.
+func TestARowThatWasReleasedWhileItWasWrittenIsCleared(t *testing.T) {
+	r, job := duringADeferredWrite(t)
 	r.begin(nil, arrive(2)...)
 	r.discard(r.save(map[string]uint64{"b": 1}, chunk{2, span(1, 2)}))
 	r.check()
@@ -69,14 +77,7 @@ func TestARowThatWasReleasedWhileItWasWrittenIsCleared(t *testing.T) {
 // tenant's, nobody can read them any more, and they go with the memory. The checker
 // took them for rows of a former tenant.
 func TestRowsOfAFailedWriteAreNotTakenForReleasedOnes(t *testing.T) {
-	r := newRig(t, Config{ZeroOnRelease: true, Threaded: true})
-	r.begin(nil, arrive(1)...)
-	r.discard(r.save(map[string]uint64{"d": 200}, chunk{1, span(0, 4)}))
-	r.begin([]uint64{1})
-	job, ok := r.c.NextJob()
-	if !ok {
-		t.Fatal("no job")
-	}
+	r, job := duringADeferredWrite(t)
 	_ = r.c.RunHost(&job)
 	r.c.JobDone(&job, errFailPoint)
 	if err := r.c.Check(); err != nil {
