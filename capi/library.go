@@ -6,7 +6,6 @@ package main
 import "C"
 
 import (
-	"runtime"
 	"sync"
 
 	"libprefixcache/core/rows"
@@ -19,20 +18,13 @@ var kernelName = sync.OnceValue(func() *C.char { return C.CString(rows.Kernel())
 //export pcgo_kernel_name
 func pcgo_kernel_name() *C.char { return kernelName() }
 
-var threadsMu sync.Mutex
-
 //export pcgo_reserve_threads
 func pcgo_reserve_threads(threads C.uint32_t) (st C.pc_status) {
 	defer guard(&st, nil)
 	if threads < 1 || threads > 4096 {
 		return failNew(status.InvalidArgument, "threads: %d, expected 1 to 4096", uint32(threads))
 	}
-	threadsMu.Lock()
-	defer threadsMu.Unlock()
-	// Changing GOMAXPROCS stops the world: only ever up, and only when needed.
-	if int(threads) > runtime.GOMAXPROCS(0) {
-		runtime.GOMAXPROCS(int(threads))
-	}
+	rows.ReserveCallers(int(threads))
 	return C.PC_OK
 }
 

@@ -5,6 +5,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"libprefixcache/core/rows"
 	"libprefixcache/core/status"
 )
 
@@ -36,8 +37,10 @@ type Committer struct {
 func StartCommitter[J any](dev Device, src Source[J], run func(*J) error) (*Committer, error) {
 	c := &Committer{ended: make(chan struct{})}
 	bound := make(chan error)
+	rows.OwnThreads(1)
 	go func() {
 		defer close(c.ended)
+		defer rows.OwnThreads(-1)
 		// Never unlocked: the thread ends with the goroutine, and with it the
 		// context and the capture mode that Bind gave it.
 		runtime.LockOSThread()

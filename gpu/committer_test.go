@@ -1,6 +1,7 @@
 package gpu_test
 
 import (
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -63,6 +64,28 @@ func (q *jobs) close() {
 	defer q.mu.Unlock()
 	q.closed = true
 	q.parker.Wake()
+}
+
+// A committer, asleep or not, leaves every thread of the host a Go processor: one that
+// comes back from a wait for the device without one goes on 10 to 100 µs later.
+func TestCommitter_TakesNoProcessorFromCallers(t *testing.T) {
+	callers := runtime.GOMAXPROCS(0)
+	q := &jobs{done: map[int]error{}}
+	var all []*gpu.Committer
+	for range callers {
+		c, err := gpu.StartCommitter(gpu.NewHost(), q, func(*int) error { return nil })
+		ok(t, err)
+		all = append(all, c)
+	}
+	if n := runtime.GOMAXPROCS(0); n <= callers {
+		t.Errorf("%d processors with %d committers, expected more", n, callers)
+	}
+	q.close()
+	for _, c := range all {
+		if !c.Stop(10 * time.Second) {
+			t.Fatal("a committer did not end")
+		}
+	}
 }
 
 func TestCommitter_RunsJobsInOrderOnItsOwnBoundThread(t *testing.T) {

@@ -1,7 +1,6 @@
 package rows
 
 import (
-	"runtime"
 	"sync"
 	"sync/atomic"
 )
@@ -60,9 +59,6 @@ const (
 	// MaxCopyThreads bounds a crew: a socket's bandwidth is used up by then.
 	MaxCopyThreads = 64
 )
-
-// processors is what the process may use, before any crew asked for more.
-var processors = runtime.GOMAXPROCS(0)
 
 // DefaultCopyThreads is the number of threads of a crew, the caller's included,
 // when nobody chose one: half the processors, at least two of them and at most
@@ -169,7 +165,7 @@ func (c *Crew) await() {
 
 // start starts the helpers.
 func (c *Crew) start() {
-	addProcessors(c.helpers)
+	OwnThreads(c.helpers)
 	c.ended.Add(c.helpers)
 	c.running.Store(int32(c.helpers))
 	for range c.helpers {
@@ -203,22 +199,5 @@ func (c *Crew) Close() {
 	c.calls.Add(1)
 	futexWake(&c.calls, c.helpers)
 	c.ended.Wait()
-	addProcessors(-c.helpers)
-}
-
-// A sleeping helper may keep a Go processor for some milliseconds. The host's
-// threads shall not have to wait for one, so there is one more for each helper of
-// the process; the number never goes down, as that would stop the world, too.
-var helping struct {
-	sync.Mutex
-	now, most int
-}
-
-func addProcessors(n int) {
-	helping.Lock()
-	defer helping.Unlock()
-	if helping.now += n; helping.now > helping.most {
-		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + helping.now - helping.most)
-		helping.most = helping.now
-	}
+	OwnThreads(-c.helpers)
 }
