@@ -151,7 +151,13 @@ PC_API const char *pc_kernel_name(void);
  */
 PC_API pc_status pc_reserve_threads(uint32_t threads);
 
-enum { PC_LOG_ERROR = 1, PC_LOG_WARNING = 2, PC_LOG_INFO = 3, PC_LOG_DEBUG = 4 };
+/* Levels of the log; each includes those before it. */
+enum {
+    PC_LOG_ERROR = 1,   /* a fault of the library or of the device */
+    PC_LOG_WARNING = 2, /* work goes on, slower or without reuse */
+    PC_LOG_INFO = 3,    /* good to know, nothing is wrong */
+    PC_LOG_DEBUG = 4    /* reserved: no line has it yet */
+};
 
 /*
  * A log line. `text` is valid during the call. Called on whichever thread is in
@@ -480,44 +486,44 @@ enum {
 typedef struct pc_omni_stats {
     uint32_t struct_size; /* in: sizeof(pc_omni_stats) */
     uint32_t reserved0;
-    uint64_t steps_saved;
-    uint64_t steps_materialized;
-    uint64_t steps_discarded;
-    uint64_t rows_saved; /* rows, over all keys */
-    uint64_t saved_bytes;
-    uint64_t hits;            /* hit spans opened */
-    uint64_t hit_tokens;      /* tokens of these */
-    uint64_t gathered_bytes;  /* prefix rows given out */
-    uint64_t preserved_bytes; /* rows copied aside because their slot was claimed */
-    uint64_t absent_rows;     /* prefix rows that read zeros */
-    uint64_t displaced_rows;  /* rows that lost their slot before they were written */
-    uint64_t deferred_writes; /* deferred writes finished */
-    uint64_t flushes;         /* writes forced by staging_bytes */
-    uint64_t staging_waits;   /* saves that waited for a staging slot */
-    uint64_t failed_writes;
-    uint64_t live_requests;    /* gauge */
-    uint64_t unconsumed_steps; /* gauge */
-    uint64_t pending_writes;   /* gauge: writes not finished, deferred included */
-    uint64_t pending_reads;    /* gauge: planned reads not finished */
-    uint64_t staged_bytes;     /* gauge: charged to staging_bytes */
-    uint64_t staged_bytes_peak;
-    uint64_t reserved_bytes; /* gauge: address space */
-    uint64_t keys;           /* gauge: visible keys */
-    uint64_t tokens_saved;   /* tokens of the steps, once each whatever the keys */
-    uint64_t reads_used;     /* planned reads (one hit, one key) that were given out */
-    uint64_t reads_dropped;  /* planned reads that were not: step discarded, or never asked for */
-    uint64_t live_requests_peak;
-    uint64_t unconsumed_steps_peak;
-    uint64_t staging_depth;         /* of the options */
-    uint64_t staging_bytes;         /* of the options */
-    uint64_t pinned_bytes;          /* gauge: of reserved_bytes, page-locked */
-    uint64_t queue_age_nanoseconds; /* gauge: the next write's wait for the background thread */
-    uint64_t queue_age_nanoseconds_peak;
-    uint64_t copied_bytes[8];     /* by PC_OMNI_COPY_* */
-    uint64_t timed_bytes[8];      /* of these, bytes of copies that were timed: large ones only */
-    uint64_t copy_nanoseconds[8]; /* what those took */
-    uint64_t waits[8];            /* by PC_OMNI_WAIT_* */
-    uint64_t wait_nanoseconds[8];
+    uint64_t steps_saved;                /* saves that succeeded */
+    uint64_t steps_materialized;         /* steps consumed by pc_omni_materialize */
+    uint64_t steps_discarded;            /* steps consumed by pc_omni_discard */
+    uint64_t rows_saved;                 /* rows, over all keys */
+    uint64_t saved_bytes;                /* of these rows */
+    uint64_t hits;                       /* hit spans opened */
+    uint64_t hit_tokens;                 /* tokens of these */
+    uint64_t gathered_bytes;             /* prefix rows given out */
+    uint64_t preserved_bytes;            /* rows copied aside because their slot was claimed */
+    uint64_t absent_rows;                /* prefix rows that read zeros */
+    uint64_t displaced_rows;             /* rows that lost their slot before they were written */
+    uint64_t deferred_writes;            /* deferred writes finished */
+    uint64_t flushes;                    /* writes forced by staging_bytes */
+    uint64_t staging_waits;              /* saves that waited for a staging slot */
+    uint64_t failed_writes;              /* sticky: more than 0 means that the cache refuses work */
+    uint64_t live_requests;              /* gauge */
+    uint64_t unconsumed_steps;           /* gauge */
+    uint64_t pending_writes;             /* gauge: writes not finished, deferred included */
+    uint64_t pending_reads;              /* gauge: planned reads not finished */
+    uint64_t staged_bytes;               /* gauge: charged to staging_bytes */
+    uint64_t staged_bytes_peak;          /* most of it at once */
+    uint64_t reserved_bytes;             /* gauge: address space */
+    uint64_t keys;                       /* gauge: visible keys */
+    uint64_t tokens_saved;               /* tokens of the steps, once each whatever the keys */
+    uint64_t reads_used;                 /* planned reads (one hit, one key) that were given out */
+    uint64_t reads_dropped;              /* planned reads that were not: step discarded, or never asked for */
+    uint64_t live_requests_peak;         /* most at once */
+    uint64_t unconsumed_steps_peak;      /* most at once */
+    uint64_t staging_depth;              /* of the options: steps */
+    uint64_t staging_bytes;              /* of the options */
+    uint64_t pinned_bytes;               /* gauge: of reserved_bytes, page-locked */
+    uint64_t queue_age_nanoseconds;      /* gauge: the next write's wait for the background thread */
+    uint64_t queue_age_nanoseconds_peak; /* longest of these waits */
+    uint64_t copied_bytes[8];            /* by PC_OMNI_COPY_* */
+    uint64_t timed_bytes[8];             /* of these, bytes of copies that were timed: large ones only */
+    uint64_t copy_nanoseconds[8];        /* what those took */
+    uint64_t waits[8];                   /* by PC_OMNI_WAIT_* */
+    uint64_t wait_nanoseconds[8];        /* time of those waits */
 } pc_omni_stats;
 
 /*
@@ -600,17 +606,78 @@ typedef struct pc_hash128 {
     uint64_t low;
 } pc_hash128;
 
-enum { PC_BASE = 0, PC_DRAFT = 1 };
-enum { PC_LOOKUP_USE_CACHE = 0, PC_LOOKUP_BYPASS = 1 };
-enum { PC_COMMIT_INCLUDING_GENERATED = 0, PC_COMMIT_PREFILL_ONLY = 1 };
-enum { PC_EXECUTE_VANILLA = 0, PC_EXECUTE_EAGLE = 1 };
-enum { PC_DEPLOY_VANILLA = 0, PC_DEPLOY_HYBRID = 1, PC_DEPLOY_PURE_RECURRENT = 2, PC_DEPLOY_EAGLE = 3 };
-enum { PC_RESOURCE_BASE_PAGE = 0, PC_RESOURCE_DRAFT_PAGE = 1, PC_RESOURCE_RECURRENT = 2, PC_RESOURCE_PARTIAL_KV = 3 };
-enum { PC_PLAN_VANILLA = 0, PC_PLAN_HYBRID = 1, PC_PLAN_SPEC = 2 };
-enum { PC_PLAN_STANDARD = 0, PC_PLAN_NO_REUSABLE_PREFIX = 1, PC_PLAN_FULL_INPUT_REWIND = 2 };
-enum { PC_REPLAY_NONE = 0, PC_REPLAY_FULL_PAGE = 1 };
-enum { PC_PUBLISHED = 0, PC_EXISTING_RECORD = 1 };
-enum { PC_PHASE_ADMITTED = 0, PC_PHASE_EXECUTING = 1, PC_PHASE_FINISHING = 2 };
+/* Whose pages. */
+enum {
+    PC_BASE = 0, /* of the target model */
+    PC_DRAFT = 1 /* of the draft model */
+};
+
+/* Whether an acquire looks for cached state. */
+enum {
+    PC_LOOKUP_USE_CACHE = 0, /* look up, and publish */
+    PC_LOOKUP_BYPASS = 1     /* compute everything */
+};
+
+/* Which ends of a sequence a coordinator publishes. */
+enum {
+    PC_COMMIT_INCLUDING_GENERATED = 0, /* prompt, and prompt with what was generated */
+    PC_COMMIT_PREFILL_ONLY = 1         /* the prompt */
+};
+
+/* How a request runs. */
+enum {
+    PC_EXECUTE_VANILLA = 0, /* one token a step; hybrid and pure recurrent, too */
+    PC_EXECUTE_EAGLE = 1    /* draft and verify */
+};
+
+/* What a deployment is to the cache. */
+enum {
+    PC_DEPLOY_VANILLA = 0,        /* attention only */
+    PC_DEPLOY_HYBRID = 1,         /* attention and recurrent layers */
+    PC_DEPLOY_PURE_RECURRENT = 2, /* no attention: snapshots, no pages */
+    PC_DEPLOY_EAGLE = 3           /* a base and a draft model, attention only */
+};
+
+/* The four pools. */
+enum {
+    PC_RESOURCE_BASE_PAGE = 0,  /* K page of the base model, and its V page */
+    PC_RESOURCE_DRAFT_PAGE = 1, /* the same of the draft model */
+    PC_RESOURCE_RECURRENT = 2,  /* slot for a snapshot of recurrent state */
+    PC_RESOURCE_PARTIAL_KV = 3  /* slot for the page in which a snapshot ends */
+};
+
+/* By which rule a sequence is planned. */
+enum {
+    PC_PLAN_VANILLA = 0, /* whole pages */
+    PC_PLAN_HYBRID = 1,  /* up to a snapshot */
+    PC_PLAN_SPEC = 2     /* base and draft pages in step (EAGLE) */
+};
+
+/* What came of it. */
+enum {
+    PC_PLAN_STANDARD = 0,           /* a prefix is reused */
+    PC_PLAN_NO_REUSABLE_PREFIX = 1, /* nothing is */
+    PC_PLAN_FULL_INPUT_REWIND = 2   /* all was cached: a page less is reused, so that one token is computed */
+};
+
+/* What an EAGLE sequence computes again of what is cached. */
+enum {
+    PC_REPLAY_NONE = 0,
+    PC_REPLAY_FULL_PAGE = 1 /* the last page that matched, for the hidden states that feed the draft */
+};
+
+/* Outcome of a publication. */
+enum {
+    PC_PUBLISHED = 0,      /* a new record, or an old one that got draft pages; or nothing, see record and stale */
+    PC_EXISTING_RECORD = 1 /* this prefix had a record already, which is most recent now */
+};
+
+/* Phase of a request. */
+enum {
+    PC_PHASE_ADMITTED = 0,  /* begun; nothing enqueued yet */
+    PC_PHASE_EXECUTING = 1, /* from prepare_prefill on */
+    PC_PHASE_FINISHING = 2  /* only finish and abandon are legal */
+};
 
 /* Why a sequence reuses nothing, or less than it might. */
 enum {
@@ -740,10 +807,10 @@ typedef struct pc_manager_options {
                                 PC_ZERO_ON_RELEASE */
     int32_t tokens_per_page; /* 0: 128 */
     int32_t max_records;     /* 0: 1024; -1: retain none */
-    int32_t base_pages;      /* capacity of each pool, >= 0 */
-    int32_t draft_pages;
-    int32_t recurrent_slots;
-    int32_t partial_slots;
+    int32_t base_pages;      /* capacity of this pool, >= 0; so the next three */
+    int32_t draft_pages;     /* spec: pages of the draft model */
+    int32_t recurrent_slots; /* hybrid: snapshots of recurrent state */
+    int32_t partial_slots;   /* hybrid: pages in which a snapshot ends */
     uint64_t reserved[4];
     uint32_t tenant_quota; /* per mille of base_pages, max_records and recurrent_slots that one tenant may
                               hold, see pc_tenant; 1000: counted, not limited; 0: neither */
@@ -767,17 +834,17 @@ PC_API pc_status pc_manager_destroy(pc_handle *manager);
 
 /* What a lookup found and what the sequence still needs. */
 typedef struct pc_plan {
-    uint32_t struct_size; /* in: sizeof(pc_plan) */
-    uint32_t mode;        /* PC_PLAN_VANILLA .. */
-    uint32_t kind;        /* PC_PLAN_STANDARD .. */
-    uint32_t replay;      /* PC_REPLAY_NONE, PC_REPLAY_FULL_PAGE */
-    uint32_t reason;      /* PC_REASON_NONE .. */
-    int32_t matched;      /* tokens found, before a page is dropped */
-    int32_t reuse;        /* tokens reused: execution starts here; less than the length */
-    int32_t bound_base;   /* shared pages at the front of the lease */
-    int32_t bound_draft;
-    int32_t demand_base; /* private pages after them */
-    int32_t demand_draft;
+    uint32_t struct_size;   /* in: sizeof(pc_plan) */
+    uint32_t mode;          /* PC_PLAN_VANILLA .. */
+    uint32_t kind;          /* PC_PLAN_STANDARD .. */
+    uint32_t replay;        /* PC_REPLAY_NONE, PC_REPLAY_FULL_PAGE */
+    uint32_t reason;        /* PC_REASON_NONE .. */
+    int32_t matched;        /* tokens found, before a page is dropped */
+    int32_t reuse;          /* tokens reused: execution starts here; less than the length */
+    int32_t bound_base;     /* shared pages at the front of the lease */
+    int32_t bound_draft;    /* spec: the same of the draft model */
+    int32_t demand_base;    /* private pages after them */
+    int32_t demand_draft;   /* spec: the same of the draft model */
     int32_t recurrent_slot; /* snapshot to restore, or -1 */
     int32_t partial_slot;   /* partial page to restore, or -1 */
     int32_t partial_tokens; /* tokens of it, into page reuse / tokens_per_page of the lease */
@@ -1002,27 +1069,27 @@ PC_API pc_status pc_manager_references(pc_handle manager, uint32_t resource, uin
 typedef struct pc_manager_stats {
     uint32_t struct_size; /* in: sizeof(pc_manager_stats) */
     uint32_t reserved0;
-    uint64_t records;      /* gauge */
-    uint64_t leases;       /* gauge */
-    uint64_t base_blocks;  /* gauge: distinct cached blocks */
-    uint64_t draft_blocks; /* gauge: block boundaries over all draft paths */
-    uint64_t capacity[4];
-    uint64_t free[4];   /* gauge */
-    uint64_t active[4]; /* gauge: used by leases */
-    uint64_t acquires;
-    uint64_t infeasible;      /* acquires without capacity */
-    uint64_t evicted_records; /* for whatever reason */
-    uint64_t reclaimed[4];    /* slots that went free at an eviction */
-    uint64_t stale_publications;
-    uint64_t hash_collisions; /* candidates whose content was another: harmless */
-    uint64_t reasons[16];     /* acquired leases by PC_REASON_* */
-    uint64_t query_tokens;    /* prompt tokens of acquired leases that looked for cached state */
-    uint64_t hit_tokens;      /* of these, tokens that need no computing */
-    uint64_t shortened_records;
-    uint64_t leases_peak;
-    uint64_t active_peak[4]; /* most slots that leases used at once */
-    uint64_t lock_waits;     /* calls that found the lock taken; of the coordinator, too */
-    uint64_t lock_wait_nanoseconds;
+    uint64_t records;               /* gauge */
+    uint64_t leases;                /* gauge */
+    uint64_t base_blocks;           /* gauge: distinct cached blocks */
+    uint64_t draft_blocks;          /* gauge: block boundaries over all draft paths */
+    uint64_t capacity[4];           /* pages or slots, of the options */
+    uint64_t free[4];               /* gauge: neither cached nor used */
+    uint64_t active[4];             /* gauge: used by leases */
+    uint64_t acquires;              /* leases given, and acquires without capacity */
+    uint64_t infeasible;            /* acquires without capacity */
+    uint64_t evicted_records;       /* for whatever reason */
+    uint64_t reclaimed[4];          /* slots that went free at an eviction */
+    uint64_t stale_publications;    /* dropped: flushed or invalidated since the lease began */
+    uint64_t hash_collisions;       /* candidates whose content was another: harmless */
+    uint64_t reasons[16];           /* acquired leases by PC_REASON_* */
+    uint64_t query_tokens;          /* prompt tokens of acquired leases that looked for cached state */
+    uint64_t hit_tokens;            /* of these, tokens that need no computing */
+    uint64_t shortened_records;     /* PC_SHORTEN_VICTIMS: records that were cut, not evicted */
+    uint64_t leases_peak;           /* most leases at once */
+    uint64_t active_peak[4];        /* most slots that leases used at once */
+    uint64_t lock_waits;            /* calls that found the lock taken; of the coordinator, too */
+    uint64_t lock_wait_nanoseconds; /* time of those waits */
 } pc_manager_stats;
 
 /*
@@ -1059,7 +1126,7 @@ PC_API pc_status pc_manager_dump(pc_handle manager, char *text, uint64_t space, 
  * of its own is forgotten when 1024 others came to rest after it.
  */
 typedef struct pc_tenant {
-    pc_hash128 isolation;
+    pc_hash128 isolation;       /* which tenant */
     uint32_t present;           /* 1; 0: the sequences without PC_EXTRA_ISOLATION */
     uint32_t quota;             /* per mille, in force */
     uint64_t quota_pages;       /* the same in base pages */
@@ -1174,11 +1241,11 @@ PC_API pc_status pc_table_get_row(pc_handle table, int32_t slot, int32_t *row);
 
 /* Shape and state of a table. */
 typedef struct pc_table_info {
-    uint32_t struct_size; /* in: sizeof(pc_table_info) */
-    int32_t max_batch;
-    int32_t row_width;
-    int32_t num_pages;
-    uint32_t is_identity;
+    uint32_t struct_size;    /* in: sizeof(pc_table_info) */
+    int32_t max_batch;       /* rows */
+    int32_t row_width;       /* pages per sequence */
+    int32_t num_pages;       /* of the K pool */
+    uint32_t is_identity;    /* 1: as pc_table_set_identity left it */
     uint32_t dirty_rows;     /* rows that the next upload will copy */
     uint64_t device_address; /* of the device copy, for kernels */
 } pc_table_info;
@@ -1240,7 +1307,13 @@ PC_API pc_status pc_table_check(pc_handle table);
  */
 
 /* Element types. */
-enum { PC_TYPE_FP16 = 0, PC_TYPE_BF16 = 1, PC_TYPE_FP32 = 2, PC_TYPE_FP8 = 3, PC_TYPE_INT8 = 4 };
+enum {
+    PC_TYPE_FP16 = 0, /* 2 bytes */
+    PC_TYPE_BF16 = 1, /* 2 bytes */
+    PC_TYPE_FP32 = 2, /* 4 bytes */
+    PC_TYPE_FP8 = 3,  /* 1 byte */
+    PC_TYPE_INT8 = 4  /* 1 byte */
+};
 
 /* One attention layer. A page is [tokens_per_page][kv_heads][head_dim] elements. */
 typedef struct pc_attention_layer {
@@ -1256,16 +1329,16 @@ typedef struct pc_attention_layer {
  * and [conv_dim][conv_kernel] elements of convolution state; the slots lie one
  * after the other. All layers of a model have the same shape. */
 typedef struct pc_recurrent_layer {
-    uint64_t state_address;
-    uint64_t conv_address;
-    int32_t heads;
-    int32_t head_dim;
-    int32_t state_size;
-    uint32_t state_type; /* PC_TYPE_FP16 .. */
-    int32_t conv_dim;
-    int32_t conv_kernel;
-    uint32_t conv_type;
-    uint32_t reserved0; /* 0 */
+    uint64_t state_address; /* of the state of slot 0 */
+    uint64_t conv_address;  /* of the convolution state of slot 0 */
+    int32_t heads;          /* >= 1 */
+    int32_t head_dim;       /* >= 1 */
+    int32_t state_size;     /* elements per head and channel, >= 1 */
+    uint32_t state_type;    /* PC_TYPE_FP16 .. */
+    int32_t conv_dim;       /* channels, >= 1 */
+    int32_t conv_kernel;    /* elements per channel, >= 1 */
+    uint32_t conv_type;     /* PC_TYPE_FP16 .. */
+    uint32_t reserved0;     /* 0 */
 } pc_recurrent_layer;
 
 /* The physical cache of one model. */
@@ -1294,7 +1367,8 @@ typedef struct pc_context_options {
     int32_t verify_size;      /* EAGLE: tokens that the base model verifies in a round; else 0 */
     int32_t drafting_step;    /* EAGLE: draft rounds; else 0 */
     int32_t drafting_top_k;   /* EAGLE: candidates in each; else 0 */
-    int32_t future_tokens;    /* EAGLE: tokens after a position that its draft KV depends on; 0: 1 */
+    int32_t future_tokens;    /* EAGLE: tokens after a position that its draft KV depends on; 0: 1. For drafts to
+                                 come: checked, at most a page, and without effect in this version */
     int64_t recurrent_budget; /* bytes for recurrent snapshots; hybrid kinds: at least one */
     int64_t partial_budget;   /* bytes for partial pages; hybrid: at least one */
     uint64_t stream;          /* cudaStream_t that orders all device work; any number without a GPU */
@@ -1306,37 +1380,48 @@ typedef struct pc_context_options {
 } pc_context_options;
 
 /* What a decoder layer keeps between steps. */
-enum { PC_LAYER_STATELESS = 0, PC_LAYER_ATTENTION = 1, PC_LAYER_SLIDING_WINDOW = 2, PC_LAYER_RECURRENT = 3 };
-enum { PC_SPECULATIVE_NONE = 0, PC_SPECULATIVE_EAGLE = 1, PC_SPECULATIVE_OTHER = 2 };
+enum {
+    PC_LAYER_STATELESS = 0,      /* nothing */
+    PC_LAYER_ATTENTION = 1,      /* K and V of every token */
+    PC_LAYER_SLIDING_WINDOW = 2, /* K and V of the last tokens; its pages are kept like those of attention */
+    PC_LAYER_RECURRENT = 3       /* one state of fixed size */
+};
+
+/* Speculative decoding of a deployment. */
+enum {
+    PC_SPECULATIVE_NONE = 0,
+    PC_SPECULATIVE_EAGLE = 1,
+    PC_SPECULATIVE_OTHER = 2 /* any other: not served */
+};
 
 /* One network, as its engine states it. Addresses of layers are not looked at. */
 typedef struct pc_model {
-    int32_t max_batch;
+    int32_t max_batch;       /* sequences at once */
     int32_t capacity_tokens; /* of one sequence */
     int64_t num_pages;       /* of the KV pool */
     const uint32_t *layers;  /* PC_LAYER_STATELESS .. of each decoder layer */
     uint64_t num_layers;
     const pc_attention_layer *attention; /* one for each attention layer */
     uint64_t num_attention;
-    const int32_t *kv_donors; /* null, or for each attention layer the one whose KV it reads, -1: its own */
-    uint64_t num_kv_donors;
+    const int32_t *kv_donors;            /* null, or for each attention layer the one whose KV it reads, -1: its own */
+    uint64_t num_kv_donors;              /* num_attention, or 0 */
     const pc_recurrent_layer *recurrent; /* one for each recurrent layer */
     uint64_t num_recurrent;
-    int32_t hidden_size;
+    int32_t hidden_size;      /* elements */
     int32_t base_hidden_size; /* draft: width of the hidden states that feed it */
     uint32_t spec_base;       /* 1: built to be verified by speculation */
     uint32_t eagle;           /* draft: 1: an EAGLE draft */
 } pc_model;
 
 typedef struct pc_deployment {
-    uint32_t struct_size;          /* in: sizeof(pc_deployment) */
-    uint32_t diffusion_backbone;   /* 0 or 1 */
-    uint32_t vision_bidirectional; /* 0 or 1 */
-    uint32_t speculative;          /* PC_SPECULATIVE_NONE .. */
-    int32_t tokens_per_page;       /* 0: 128 */
-    int32_t verify_size;           /* with speculation; else the rest is zero or null */
-    int32_t drafting_step;
-    int32_t drafting_top_k;
+    uint32_t struct_size;               /* in: sizeof(pc_deployment) */
+    uint32_t diffusion_backbone;        /* 0 or 1 */
+    uint32_t vision_bidirectional;      /* 0 or 1 */
+    uint32_t speculative;               /* PC_SPECULATIVE_NONE .. */
+    int32_t tokens_per_page;            /* 0: 128 */
+    int32_t verify_size;                /* with speculation; else the rest is zero or null */
+    int32_t drafting_step;              /* draft rounds */
+    int32_t drafting_top_k;             /* candidates in each */
     const int32_t *conditioning_layers; /* decoder layers whose hidden states feed the draft */
     uint64_t num_conditioning_layers;
     const pc_model *base;
@@ -1383,15 +1468,15 @@ PC_API pc_status pc_context_manager(pc_handle context, pc_handle *manager);
 /* A batch of sequences to admit. The arrays of all sequences lie one after the
  * other; offsets have num_sequences + 1 entries, begin with 0 and never fall. */
 typedef struct pc_admission {
-    uint32_t struct_size;   /* in: sizeof(pc_admission) */
-    uint32_t num_sequences; /* 1 .. max_batch */
-    uint32_t execution;     /* PC_EXECUTE_VANILLA, PC_EXECUTE_EAGLE */
-    uint32_t lookup;        /* PC_LOOKUP_USE_CACHE, PC_LOOKUP_BYPASS (neither looks up nor publishes) */
-    uint32_t commit;        /* PC_COMMIT_INCLUDING_GENERATED, PC_COMMIT_PREFILL_ONLY */
-    uint32_t reserved0;     /* 0 */
-    uint64_t stream;        /* must be the stream of the coordinator */
-    const int32_t *tokens;  /* whole prompts; none is empty */
-    const int64_t *token_offsets;
+    uint32_t struct_size;         /* in: sizeof(pc_admission) */
+    uint32_t num_sequences;       /* 1 .. max_batch */
+    uint32_t execution;           /* PC_EXECUTE_VANILLA, PC_EXECUTE_EAGLE */
+    uint32_t lookup;              /* PC_LOOKUP_USE_CACHE, PC_LOOKUP_BYPASS (neither looks up nor publishes) */
+    uint32_t commit;              /* PC_COMMIT_INCLUDING_GENERATED, PC_COMMIT_PREFILL_ONLY */
+    uint32_t reserved0;           /* 0 */
+    uint64_t stream;              /* must be the stream of the coordinator */
+    const int32_t *tokens;        /* whole prompts; none is empty */
+    const int64_t *token_offsets; /* in tokens */
     const pc_hash128 *media;      /* null: text only; see pc_sequence */
     const int64_t *media_offsets; /* a sequence has no digest, or one per token; null with media */
     const pc_extras *extras;      /* null, or num_sequences */
@@ -1622,18 +1707,18 @@ PC_API pc_status pc_context_get_request(pc_handle context, pc_handle request, pc
 
 /* State of one sequence. */
 typedef struct pc_sequence_info {
-    uint32_t struct_size; /* in: sizeof(pc_sequence_info) */
-    int32_t slot;         /* resident batch slot */
-    int32_t tokens;       /* history: prompt and accepted tokens */
-    int32_t prefill_start;
-    int32_t committed;
-    int32_t common; /* EAGLE: materialised in both caches */
-    int32_t published_blocks;
+    uint32_t struct_size;     /* in: sizeof(pc_sequence_info) */
+    int32_t slot;             /* resident batch slot */
+    int32_t tokens;           /* history: prompt and accepted tokens */
+    int32_t prefill_start;    /* tokens reused at the beginning */
+    int32_t committed;        /* tokens whose KV is in the base cache */
+    int32_t common;           /* EAGLE: tokens whose KV is in both caches */
+    int32_t published_blocks; /* full blocks of it that are cached */
     int32_t published_length; /* hybrid: longest snapshot published */
     int32_t frozen_length;    /* EAGLE: prompt that awaits publication; -1: none */
     uint32_t staged;          /* 1: hybrid: a captured snapshot awaits publication */
     int32_t base_pages;       /* pages of its lease */
-    int32_t draft_pages;
+    int32_t draft_pages;      /* EAGLE: the same of the draft model */
     uint32_t reserved0;
 } pc_sequence_info;
 
@@ -1663,42 +1748,42 @@ PC_API pc_status pc_context_sequence_tokens(pc_handle context, pc_handle request
 /* Counters since creation, and gauges (now). A batch that is refused counts
  * nothing but its planning time. */
 typedef struct pc_context_metrics {
-    uint32_t struct_size; /* in: sizeof(pc_context_metrics) */
-    uint32_t poisoned;    /* gauge: 1 for good after a failed synchronisation */
-    uint64_t admitted_sequences;
-    uint64_t hit_sequences;           /* matched > 0 */
-    uint64_t media_aware_sequences;   /* with media digests */
-    uint64_t lookup_bypass_sequences; /* bypass policy, or forced cold */
-    uint64_t forced_cold_sequences;
-    uint64_t standard_plans; /* the three add up to admitted_sequences */
-    uint64_t no_reusable_prefix_plans;
-    uint64_t full_input_rewind_plans;
-    uint64_t matched_tokens; /* >= reused_tokens */
-    uint64_t reused_tokens;
-    uint64_t skipped_media_positions; /* media positions inside reused prefixes */
-    uint64_t publication_attempts;    /* equals published_endpoints */
-    uint64_t committed_publications;  /* new records and draft upgrades */
-    uint64_t existing_publications;
-    uint64_t published_endpoints; /* committed + existing */
-    uint64_t hybrid_restores;
+    uint32_t struct_size;                     /* in: sizeof(pc_context_metrics) */
+    uint32_t poisoned;                        /* gauge: 1 for good after a failed synchronisation */
+    uint64_t admitted_sequences;              /* sequences of all admitted batches */
+    uint64_t hit_sequences;                   /* matched > 0 */
+    uint64_t media_aware_sequences;           /* with media digests */
+    uint64_t lookup_bypass_sequences;         /* bypass policy, or forced cold */
+    uint64_t forced_cold_sequences;           /* began without reuse: capacity was short beside the cached pages */
+    uint64_t standard_plans;                  /* PC_PLAN_STANDARD; the three add up to admitted_sequences */
+    uint64_t no_reusable_prefix_plans;        /* PC_PLAN_NO_REUSABLE_PREFIX */
+    uint64_t full_input_rewind_plans;         /* PC_PLAN_FULL_INPUT_REWIND */
+    uint64_t matched_tokens;                  /* tokens found, before a page is dropped: >= reused_tokens */
+    uint64_t reused_tokens;                   /* tokens that were not computed */
+    uint64_t skipped_media_positions;         /* media positions inside reused prefixes */
+    uint64_t publication_attempts;            /* equals published_endpoints */
+    uint64_t committed_publications;          /* new records and draft upgrades */
+    uint64_t existing_publications;           /* PC_EXISTING_RECORD */
+    uint64_t published_endpoints;             /* committed + existing */
+    uint64_t hybrid_restores;                 /* sequences that began from a snapshot */
     uint64_t hybrid_snapshot_pressure_skips;  /* a capture was skipped: no slot */
     uint64_t hybrid_capture_synchronizations; /* decode ends that needed a synchronisation */
-    uint64_t spec_full_page_replays;
-    uint64_t spec_pair_publications;
-    uint64_t planning_nanoseconds;
-    uint64_t quarantined_requests; /* so far */
-    uint64_t active_requests;      /* gauge: live and quarantined */
-    uint64_t active_requests_peak;
-    uint64_t uploaded_bytes; /* page table rows */
-    uint64_t captured_bytes; /* live state to snapshots */
-    uint64_t restored_bytes; /* snapshots to live state */
-    uint64_t moved_bytes;    /* pc_context_move_slots */
-    uint64_t upload_waits;   /* uploads that followed another one: for its copy to be done */
-    uint64_t upload_wait_nanoseconds;
-    uint64_t synchronizations; /* pc_context_synchronize */
-    uint64_t synchronization_nanoseconds;
-    uint64_t pinned_bytes;   /* gauge: page-locked host memory, tables included */
-    uint64_t snapshot_bytes; /* gauge: memory of the device */
+    uint64_t spec_full_page_replays;          /* PC_REPLAY_FULL_PAGE */
+    uint64_t spec_pair_publications;          /* publications of base and draft pages */
+    uint64_t planning_nanoseconds;            /* time of pc_context_begin, refused batches included */
+    uint64_t quarantined_requests;            /* so far */
+    uint64_t active_requests;                 /* gauge: live and quarantined */
+    uint64_t active_requests_peak;            /* most at once */
+    uint64_t uploaded_bytes;                  /* page table rows */
+    uint64_t captured_bytes;                  /* live state to snapshots */
+    uint64_t restored_bytes;                  /* snapshots to live state */
+    uint64_t moved_bytes;                     /* pc_context_move_slots */
+    uint64_t upload_waits;                    /* uploads that followed another one: for its copy to be done */
+    uint64_t upload_wait_nanoseconds;         /* time of those waits */
+    uint64_t synchronizations;                /* pc_context_synchronize */
+    uint64_t synchronization_nanoseconds;     /* time of those calls */
+    uint64_t pinned_bytes;                    /* gauge: page-locked host memory, tables included */
+    uint64_t snapshot_bytes;                  /* gauge: memory of the device */
 } pc_context_metrics;
 
 /*
@@ -1743,7 +1828,7 @@ PC_API pc_status pc_metrics_text(const pc_metrics_source *sources, uint64_t num_
  */
 typedef struct pc_api {
     uint32_t struct_size; /* bytes of the table this library has */
-    uint32_t abi_version;
+    uint32_t abi_version; /* as pc_abi_version */
     const char *(*version)(void);
     const char *(*status_name)(pc_status status);
     const char *(*last_error)(void);

@@ -53,7 +53,8 @@ type Config struct {
 	Spec          *Spec // EAGLE only
 
 	// FutureTokens is on how many following tokens the draft state of a
-	// position depends, 0 for EAGLE's 1. Ignored by the other kinds.
+	// position depends, 0 for EAGLE's 1. Reserved for drafts that look further
+	// ahead: it is checked, and changes nothing yet. Ignored by the other kinds.
 	FutureTokens int32
 
 	// SeedRecency restores the original's rule that a vanilla hit does not
