@@ -55,7 +55,7 @@ func (x *contextCache) config(in *C.pc_context_options) (*coordinator.Config, er
 	cfg.MaxBatch, cfg.DraftMaxBatch = int32(o.max_batch), int32(o.draft_max_batch)
 	cfg.RecurrentBudget, cfg.PartialBudget = int64(o.recurrent_budget), int64(o.partial_budget)
 	cfg.FutureTokens = int32(o.future_tokens)
-	cfg.SeedRecency = o.flags&C.PC_ORIGINAL_RECENCY != 0
+	cfg.OriginalRecency = o.flags&C.PC_ORIGINAL_RECENCY != 0
 	cfg.ShortenVictims = o.flags&C.PC_SHORTEN_VICTIMS != 0
 	cfg.ZeroOnRelease = o.flags&C.PC_ZERO_ON_RELEASE != 0
 	cfg.TenantQuota = int(o.tenant_quota)

@@ -12,7 +12,7 @@ import (
 )
 
 // snapshotStore is the device memory of recurrent snapshots and partial pages
-// (section 11 of the specification), and where the live state lies. One slot is
+// and where the live state lies. One slot is
 // one stretch of memory: its layers one after the other, K before V, state before
 // convolution state.
 type snapshotStore struct {

@@ -82,7 +82,7 @@ TEST(Abi, TheTableIsWholeAndItsFunctionsAreTheExports) {
     EXPECT_EQ(dlsym(library, "pcgo_manager_create"), nullptr) << "Go exports stay hidden";
 }
 
-// The numbers of the specification's section 1.
+// The numbers of the original's enums.
 static_assert(PC_LOOKUP_USE_CACHE == 0 && PC_LOOKUP_BYPASS == 1);
 static_assert(PC_COMMIT_INCLUDING_GENERATED == 0 && PC_COMMIT_PREFILL_ONLY == 1);
 static_assert(PC_EXECUTE_VANILLA == 0 && PC_EXECUTE_EAGLE == 1);

@@ -37,7 +37,7 @@ TEST(Eagle, BothTablesAreBound) {
     rig->finish(admitted.request);
 }
 
-// The walk of the specification's section 13.7, with pages of 4.
+// One request from the prompt to its end, with pages of 4.
 TEST(Eagle, C93_PromptIsPublishedOneRoundLate) {
     Rig rig(Kind::kEagle);
     auto admitted = freeze(rig, 7);

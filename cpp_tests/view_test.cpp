@@ -249,7 +249,7 @@ TEST(View, ShorteningVictimsIsAChoice) {
     }
 }
 
-// ----------------------------------------------------------- deployment (section 12)
+// ----------------------------------------------------------- deployment
 
 DeploymentConfig plain() {
     DeploymentConfig d;

@@ -20,7 +20,6 @@ check staticcheck go run "$staticcheck" ./...
 if ! command -v "$clang_format" >/dev/null; then
     [ "$(id -u)" = 0 ] && apt-get install -y -qq --no-install-recommends "$clang_format" >/dev/null 2>&1
 fi
-c_files() { git ls-files '*.h' '*.hpp' '*.c' '*.cpp'; }
 if command -v "$clang_format" >/dev/null; then
     check clang-format bash -c "git ls-files '*.h' '*.hpp' '*.c' '*.cpp' | xargs $clang_format --dry-run --Werror"
 else

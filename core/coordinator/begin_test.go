@@ -477,11 +477,11 @@ func TestInvalidateAndFlush_NeverTouchPagesInUse(t *testing.T) {
 	r.emptied()
 }
 
-// C-53: a vanilla hit refreshes its record here; a flag brings the seed's rule
+// C-53: a vanilla hit refreshes its record here; a flag brings the original's rule
 // back.
 func TestC53_RecencyOfAVanillaHit(t *testing.T) {
-	for _, seed := range []bool{false, true} {
-		r := newRig(t, KindVanilla, records(2), func(c *Config) { c.SeedRecency = seed })
+	for _, original := range []bool{false, true} {
+		r := newRig(t, KindVanilla, records(2), func(c *Config) { c.OriginalRecency = original })
 		r.publish(prompts(seq(1, 8)))
 		r.publish(prompts(seq(2, 8)))
 		if got := r.hit(prompts(append(seq(1, 8), 5))); got != 8 {
@@ -489,11 +489,11 @@ func TestC53_RecencyOfAVanillaHit(t *testing.T) {
 		}
 		r.publish(prompts(seq(3, 8))) // pushes the least recent record out
 		first, second := r.hit(prompts(append(seq(1, 8), 5))), r.hit(prompts(append(seq(2, 8), 5)))
-		if want := [2]int32{8, 0}; !seed && [2]int32{first, second} != want {
+		if want := [2]int32{8, 0}; !original && [2]int32{first, second} != want {
 			t.Errorf("starts %d and %d, want %v", first, second, want)
 		}
-		if want := [2]int32{0, 8}; seed && [2]int32{first, second} != want {
-			t.Errorf("seed rule: starts %d and %d, want %v", first, second, want)
+		if want := [2]int32{0, 8}; original && [2]int32{first, second} != want {
+			t.Errorf("original rule: starts %d and %d, want %v", first, second, want)
 		}
 		r.emptied()
 	}
@@ -517,7 +517,7 @@ func TestShortenVictims(t *testing.T) {
 }
 
 func TestBegin_ForcedColdStaysInTheIdentities(t *testing.T) {
-	// The seed's retry can never succeed (13.3); the branch must not disturb.
+	// The original's retry can never succeed; the branch must not disturb.
 	r := newRig(t, KindVanilla, pages(9), requests(2))
 	r.publish(prompts(seq(1, 9)))
 	hold := prompts(seq(2, 28))

@@ -44,7 +44,7 @@ type Config struct {
 	// MaxRequests bounds live plus quarantined requests, 0 for 1 (C-81).
 	MaxRequests int32
 
-	// Snapshot budgets in bytes, and the size of one slot (section 11).
+	// Snapshot budgets in bytes, and the size of one slot.
 	RecurrentBudget, RecurrentSlotBytes int64
 	PartialBudget, PartialSlotBytes     int64
 
@@ -57,9 +57,9 @@ type Config struct {
 	// ahead: it is checked, and changes nothing yet. Ignored by the other kinds.
 	FutureTokens int32
 
-	// SeedRecency restores the original's rule that a vanilla hit does not
+	// OriginalRecency restores the original's rule that a vanilla hit does not
 	// refresh its record at acquire (C-53).
-	SeedRecency bool
+	OriginalRecency bool
 
 	// ShortenVictims lets an eviction cut a record to what the demand needs
 	// instead of evicting it whole; see core/prefix.
@@ -99,7 +99,7 @@ func invalid(format string, args ...any) error {
 	return status.New(status.InvalidArgument, format, args...)
 }
 
-// normalise fills defaults and checks the whole configuration (13.1). It
+// normalise fills defaults and checks the whole configuration. It
 // returns the snapshot slot counts that the budgets pay for.
 func (c *Config) normalise() (recurrent, partial int32, err error) {
 	if c.TokensPerPage == 0 {

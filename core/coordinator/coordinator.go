@@ -62,7 +62,7 @@ var opNames = [...]string{"none", "preparePrefill", "enqueuePrefillCaptures", "p
 
 func (o opKind) String() string { return opNames[o] }
 
-// New checks the whole configuration (13.1) and builds an empty coordinator.
+// New checks the whole configuration and builds an empty coordinator.
 // No device work follows from it.
 func New(cfg Config) (*Coordinator, error) {
 	recurrent, partial, err := cfg.normalise()
@@ -75,7 +75,7 @@ func New(cfg Config) (*Coordinator, error) {
 		RecurrentSlots:  int(recurrent),
 		PartialSlots:    int(partial),
 		MaxRecords:      int(cfg.MaxRecords),
-		OriginalRecency: cfg.SeedRecency,
+		OriginalRecency: cfg.OriginalRecency,
 		ShortenVictims:  cfg.ShortenVictims,
 		TenantQuota:     cfg.TenantQuota,
 		ZeroOnRelease:   cfg.ZeroOnRelease,

@@ -7,7 +7,7 @@ import (
 )
 
 // Kind says which kind of model a cache instance serves. The numbers cross the
-// C ABI (section 1).
+// C ABI.
 type Kind int32
 
 const (
@@ -114,7 +114,7 @@ type Spec struct {
 	ConditioningLayers []int32 // base layers whose hidden states feed the draft
 }
 
-// Deployment is everything ValidateDeployment looks at (section 12).
+// Deployment is everything ValidateDeployment looks at.
 type Deployment struct {
 	DiffusionBackbone   bool
 	VisionBidirectional bool // vision tokens attend in both directions

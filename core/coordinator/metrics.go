@@ -7,7 +7,7 @@ import (
 	"libprefixcache/core/prefix"
 )
 
-// Metrics are the cumulative counters of section 14, plus occupancy at the
+// Metrics are the cumulative counters that the original has, plus occupancy at the
 // moment of reading. All admission counters of a batch are added together,
 // when the whole batch was admitted (D-13); only PlanningNanoseconds also
 // counts work that led to nothing.

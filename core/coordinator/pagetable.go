@@ -10,7 +10,7 @@ import (
 
 // PageTable is the authoritative host state of one model's page table: for
 // each batch slot its K page ids, then its V page ids, layout
-// [maxBatch][2][width] int32, unused entries -1 in both halves (section 10).
+// [maxBatch][2][width] int32, unused entries -1 in both halves.
 // V is always K + number of pages. The device mirror has the same layout.
 //
 // The table decides which rows travel; it never copies anything itself. Not

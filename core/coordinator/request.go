@@ -43,7 +43,7 @@ const (
 	PrefillOnly        CommitPolicy = 1
 )
 
-// Phase is the coarse state that the original documents (13.2).
+// Phase is the coarse state that the original documents.
 type Phase int32
 
 const (

@@ -8,8 +8,8 @@ import (
 	"libprefixcache/core/status"
 )
 
-// rig is a runtime in small: it drives a coordinator the way section 15
-// prescribes and computes states on the simulated device.
+// rig is a runtime in small: it drives a coordinator the way its
+// documentation prescribes and computes states on the simulated device.
 type rig struct {
 	t   *testing.T
 	c   *Coordinator
@@ -427,7 +427,7 @@ func (r *rig) hit(a Admission) int32 {
 }
 
 // check asks the manager for its structural invariants, and holds the metrics
-// against their identities (section 14).
+// against their identities.
 func (r *rig) check() {
 	r.t.Helper()
 	if err := r.c.manager.Check(); err != nil {

@@ -8,7 +8,7 @@ import (
 
 // Snapshot storage is preallocated by the runtime: a fixed number of slots,
 // each large enough for one recurrent checkpoint, or for the leading tokens of
-// one attention page (section 11). This file sizes it; the bytes are moved by
+// one attention page This file sizes it; the bytes are moved by
 // the executor.
 
 // RecurrentSlotBytes is the size of one recurrent snapshot: state and conv

@@ -2,7 +2,7 @@ package prefix
 
 import "libprefixcache/core/status"
 
-// findHybrid is the precondition that all calls of section 9.4 share.
+// findHybrid is the precondition that all calls of this file share.
 func (m *Manager) findHybrid(id LeaseID) (*lease, error) {
 	l, err := m.find(id)
 	if err == nil && l.mode != Hybrid {

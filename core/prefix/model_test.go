@@ -178,7 +178,7 @@ func (m *model) byID(id RecordID) *modelRecord {
 	return nil
 }
 
-// modelPlan is section 8 over strings.
+// modelPlan plans a request over strings.
 type modelPlan struct {
 	matched, reuse, bound int
 	found                 int // blocks in the index, before any trim

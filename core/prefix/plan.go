@@ -50,7 +50,7 @@ func (m *Manager) checkRequest(req *AcquireRequest) error {
 
 const maxTokens = 1<<31 - 1
 
-// plan answers an acquire without changing anything (section 8). The cells of
+// plan answers an acquire without changing anything. The cells of
 // the matched blocks are appended to cells.
 func (m *Manager) plan(req *AcquireRequest, cells *[]int32) found {
 	p := m.cfg.PageTokens
@@ -140,7 +140,7 @@ func (m *Manager) bind(f *found, keep int32) {
 	m.climb(&f.bound)
 }
 
-// planVanilla is section 8.1.
+// planVanilla binds the longest run of cached blocks (C-46).
 func (m *Manager) planVanilla(f *found, full int32) {
 	p := m.cfg.PageTokens
 	keep := f.match.at
@@ -176,7 +176,7 @@ func (m *Manager) used(p place) int32 {
 	}
 }
 
-// planSpec is section 8.3.
+// planSpec binds base and draft pages in step (C-48, C-49).
 func (m *Manager) planSpec(f *found) {
 	p := m.cfg.PageTokens
 	pl := &f.plan

@@ -1,6 +1,6 @@
 package prefix
 
-// planHybrid is section 8.2: the longest checkpoint on the matched path that is
+// planHybrid finds the longest checkpoint on the matched path that is
 // strictly shorter than the prompt. Checkpoints are listed in the nodes where
 // they end, so only those whose full blocks match are looked at.
 func (m *Manager) planHybrid(f *found, req *AcquireRequest) {

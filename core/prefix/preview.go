@@ -9,7 +9,7 @@ type EvictionPlan struct {
 	Reclaimed Demand     // what the victims would give back
 }
 
-// PreviewEviction simulates section 7 literally: it walks records from the next
+// PreviewEviction simulates C-40..C-43 literally: it walks records from the next
 // victim on, last (0 = none) at the very end, and stops at the shortest prefix
 // whose resources cover the demand in all four pools at once (C-40 to C-42).
 // Nothing changes (C-43). It is for people and tests and counts every page;

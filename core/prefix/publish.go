@@ -3,7 +3,7 @@ package prefix
 import "libprefixcache/core/status"
 
 // Publish makes the full blocks of the first resident tokens of the history
-// findable (section 9.3). For a speculative lease resident is the common length.
+// findable. For a speculative lease resident is the common length.
 // It costs what is new: nothing that was matched or published is looked at again.
 func (m *Manager) Publish(id LeaseID, resident int) (PublishResult, error) {
 	l, err := m.find(id)

@@ -70,7 +70,7 @@ func newContextWorld(r *rng) world {
 	cfg := coordinator.DefaultConfig()
 	cfg.Enabled, cfg.Kind, cfg.TokensPerPage, cfg.MaxBatch, cfg.Stream = true, w.kind, p, simMaxBatch, simStream
 	cfg.MaxRequests, cfg.MaxRecords = w.pace.requests, keep
-	cfg.SeedRecency, cfg.ShortenVictims, cfg.ZeroOnRelease = r.oneIn(4), r.oneIn(4), r.oneIn(4)
+	cfg.OriginalRecency, cfg.ShortenVictims, cfg.ZeroOnRelease = r.oneIn(4), r.oneIn(4), r.oneIn(4)
 	if !w.strict && r.oneIn(3) {
 		cfg.TenantQuota = r.in(300, 900)
 	}

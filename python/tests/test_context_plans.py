@@ -1,4 +1,4 @@
-"""The tables of reuse plans (section 8 of the specification) through the C ABI."""
+"""The tables of reuse plans through the C ABI."""
 
 from __future__ import annotations
 

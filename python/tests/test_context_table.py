@@ -1,4 +1,4 @@
-"""The page table (section 10 of the specification)."""
+"""The page table."""
 
 from __future__ import annotations
 

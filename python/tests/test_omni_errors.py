@@ -1,4 +1,4 @@
-"""The texts that hosts match on (section 17), and that a refused call changed nothing."""
+"""The texts that hosts match on, and that a refused call changed nothing."""
 
 from __future__ import annotations
 

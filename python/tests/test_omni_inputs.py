@@ -1,4 +1,4 @@
-"""What may be passed in: dtypes, strides, ranks, block ids, counts (section 15)."""
+"""What may be passed in: dtypes, strides, ranks, block ids, counts."""
 
 from __future__ import annotations
 

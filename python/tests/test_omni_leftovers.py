@@ -1,4 +1,4 @@
-"""Outputs that are not cached: the table of section 8.1, value kind by value kind."""
+"""Outputs that are not cached, value kind by value kind."""
 
 from __future__ import annotations
 

@@ -336,7 +336,7 @@ def test_what_is_left_after_the_last_request_fails_the_replay(capsys, trace):
 
 
 @pytest.mark.skipif(
-    not (SHARED / "reference/omni/load_reference.py").exists(), reason="the seed manager is not part of the project"
+    not (SHARED / "reference/omni/load_reference.py").exists(), reason="the original manager is not here (../shared)"
 )
 def test_known_defects_of_the_seed_manager_show(capsys, trace):
     """S-2 and S-7 make the original return wrong rows; the replay has to see them."""

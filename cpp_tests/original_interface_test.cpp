@@ -104,8 +104,8 @@ static_assert(same<decltype(ContextCacheSequenceAdvance::acceptedTokenIds), int3
 static_assert(same<decltype(ContextCacheSequenceAdvance::acceptedTokenCount), int32_t>);
 static_assert(same<decltype(ContextCacheSequenceAdvance::committedStateLength), int32_t>);
 
-// Observable defaults (section 1 of the specification).
-TEST(SeedPage, Defaults) {
+// Defaults that a caller can see.
+TEST(OriginalInterface, Defaults) {
     EXPECT_EQ(C::BeginRequestResult{}.status, Status::kRequestFailed);
     EXPECT_FALSE(C::BeginRequestResult{}.admission.has_value());
     EXPECT_EQ(C::AcquireSequenceResult{}.status, AcquireStatus::kInsufficientCapacity);
