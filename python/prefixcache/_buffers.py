@@ -39,11 +39,7 @@ _memory_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
 
 def allocate(library: _ffi.Library, shape: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
-    """An uninitialised contiguous tensor of ``shape``; ``nbytes`` is its size.
-
-    Made in inference mode it is an inference tensor, as the original's results are;
-    views of one are made in two thirds of the time.
-    """
+    """An uninitialised contiguous tensor of ``shape``; ``nbytes`` is its size."""
     if nbytes < ARENA_BYTES:
         return torch.empty(shape, dtype=dtype)
     out = _Pair()

@@ -126,14 +126,16 @@ class StepContext:
 
         if self.landing is not None:
             self.landing.wait()
-            self.leftovers = unpinned(self.leftovers)
-            self.foreign_hidden = unpinned(self.foreign_hidden)
         layout = self.layout
         spans = [layout.span(i) for i in (range(layout.num_requests) if positions is None else positions)]
-        if self.foreign_hidden is not None:
-            rows = self.foreign_hidden
-            hidden = {r: rows[start:end] for r, (start, end) in zip(req_ids, spans, strict=True)}
         total = layout.new.rows
-        for name, value in self.leftovers.items():
-            mm[name] = {r: element_of(value, start, end, total) for r, (start, end) in zip(req_ids, spans, strict=True)}
+        with torch.inference_mode(False):  # copies are plain tensors, like the buffers
+            if self.landing is not None:
+                self.leftovers = unpinned(self.leftovers)
+                self.foreign_hidden = unpinned(self.foreign_hidden)
+            if self.foreign_hidden is not None:
+                rows = self.foreign_hidden
+                hidden = {r: rows[start:end] for r, (start, end) in zip(req_ids, spans, strict=True)}
+            for name, value in self.leftovers.items():
+                mm[name] = {r: element_of(value, *span, total) for r, span in zip(req_ids, spans, strict=True)}
         return StageCacheOutputs(hidden, mm)

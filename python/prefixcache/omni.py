@@ -55,8 +55,8 @@ __all__ = [
 ]
 
 
-# Views of inference tensors are made in two thirds of the time; one request needs none.
-_NORMAL_MODE = nullcontext()
+# For an engine that is not in inference mode.
+_AS_IT_IS = nullcontext()
 
 
 class GroupView(Protocol):
@@ -101,8 +101,10 @@ class OmniPrefixCacheManager:
 
         # Saved and not yet consumed. One dict operation each, so no lock of its own.
         self._steps: dict[int, StepContext] = {}
+        # Results are plain tensors, also of an engine in inference mode: the thread that takes
+        # them may be in none, and could neither change an inference tensor nor train on it.
         # Entered under _engine only: making one costs as much as a buffer.
-        self._inference = torch.inference_mode()
+        self._plain = torch.inference_mode(False)
         # Held during an engine call. Never waited for: a second engine call is a broken
         # contract, and a lock held at a fork would hang the child before the library
         # can refuse it.
@@ -218,18 +220,16 @@ class OmniPrefixCacheManager:
             plan = layout.plan(self._hits) if self._hits else layout.new
             slots = slot_array(self._view.step_slots_cpu(layout.ids, layout.scheduled), n) if n else None
             hidden = hidden_states if n and self._policy.needs_full_hidden_states else None
-            many = layout.num_requests > 1
             last, buffers, stream = self._repeat, None, 0
-            if last is not None and last.fits(plan, n, padded):
-                with self._inference if many else _NORMAL_MODE:
+            with self._plain if torch.is_inference_mode_enabled() else _AS_IT_IS:
+                if last is not None and last.fits(plan, n, padded):
                     buffers = last.place(self._cache, hidden, mm)
-            if buffers is not None:
-                context = StepContext(layout, plan, last.keys, buffers)
-            else:
-                context, self._repeat = StepContext(layout, plan), None
-                sources = sort_outputs(context, self._keys, self._policy, hidden, mm, n, padded, self._streams)
-                # `owners` keeps copies of rows that were not in order until the library has read them.
-                with self._inference if many else _NORMAL_MODE:
+                if buffers is not None:
+                    context = StepContext(layout, plan, last.keys, buffers)
+                else:
+                    context, self._repeat = StepContext(layout, plan), None
+                    sources = sort_outputs(context, self._keys, self._policy, hidden, mm, n, padded, self._streams)
+                    # `owners` keeps copies of rows that were not in order until the library has read them.
                     owners, stream = place_rows(context, self._cache, sources, n, keep_large=not self._eager)
             slots_at = 0 if slots is None else slots.data_ptr()
             try:
@@ -274,8 +274,8 @@ class OmniPrefixCacheManager:
         """The outputs of a saved step, merged with cached prefixes, by request.
 
         req_ids: requests of the saved batch, in any order; a subset is fine. The step is
-        used up even when this raises. Rows of one key share a buffer; they are the
-        caller's, and stay valid after ``shutdown``.
+        used up even when this raises. Rows of one key share a buffer; they are plain
+        tensors of the caller's, and stay valid after ``shutdown``.
 
         Raises OmniPrefixCacheUnmatchError: an id that was never saved or is consumed, a
         request that was not in the batch, a hit whose rows do not exist, a failed write.
@@ -344,7 +344,7 @@ class OmniPrefixCacheManager:
     # -------------------------------------------------------------------- inside
 
     def _buffer(self, key: Key, plan: RowPlan) -> torch.Tensor:
-        with torch.inference_mode():
+        with torch.inference_mode(False):
             return allocate(self._cache.library, plan.shape(key.row_shape), key.dtype, plan.rows * key.row_bytes)
 
 

@@ -1,0 +1,110 @@
+"""What a caller may do with the tensors it was handed: all that it may with its own.
+
+They are plain tensors, whatever mode the engine saved in: the output builder is another
+thread and rarely in the engine's inference mode, and an inference tensor can be neither
+changed in place nor used in autograd there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from omni_host import Host, rows, same
+
+from prefixcache.omni import StageCacheOutputs
+
+WIDE = 1 << 18  # a MiB a row: result buffers of another kind
+MODES = {"plain": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors(item)
+
+
+def use(out: StageCacheOutputs) -> None:
+    """Autograd, then in-place changes, of every tensor of a result."""
+    for t in tensors(out):
+        version = t._version
+        weight = torch.ones(t.shape[-1:], requires_grad=True)
+        (t * weight).sum().backward()
+        assert weight.grad is not None
+        t.add_(1)
+        assert t._version > version
+        t.requires_grad_()
+
+
+@pytest.mark.parametrize("save", MODES)
+@pytest.mark.parametrize("read", MODES)
+@pytest.mark.parametrize("batch", [{"A": 4}, {"A": 4, "B": 4}, {"A": 4, "B": 3}], ids=str)
+def test_results_may_be_changed_and_trained_on(host: Host, save: str, read: str, batch: dict[str, int]) -> None:
+    host.arrive("A", [0, 2])
+    host.arrive("B", [1, 3])
+    for step in range(3):  # the second looks like the first, the third brings hits
+        if step == 2:
+            for name in batch:
+                host.finish(name)
+                host.arrive(name, [0, 4 + len(name)], hit=4)
+        scheduled = batch if step == 0 else dict.fromkeys(batch, 1)
+        host.begin(scheduled)
+        outputs = {"k": host.outputs("k"), "left": [torch.ones(3), {"cut": torch.ones(sum(scheduled.values()))}]}
+        want = rows("A", host.view.computed["A"], host.view.computed["A"] + scheduled["A"])
+        with MODES[save]():
+            number = host.save(outputs)
+        with MODES[read]():
+            out = host.read(number, *batch)
+        assert same(out.hidden_states["A"][-len(want) :], want)
+        use(out)
+
+
+@pytest.mark.parametrize("ids", [["A"], ["A", "B"]])
+@pytest.mark.parametrize("save", MODES)
+def test_large_results_and_rows_of_another_width_likewise(host: Host, save: str, ids: list[str]) -> None:
+    for i, name in enumerate(ids):
+        host.arrive(name, [i])
+    for width in (WIDE, 6):  # the second is handed out without being cached
+        host.begin(dict.fromkeys(ids, 2))
+        with MODES[save]():
+            step = host.save({"k": host.outputs("k", width)}, hidden=host.outputs(width=width))
+        use(host.read(step, *ids))
+
+
+def test_changed_results_leave_the_cache_alone(host: Host) -> None:
+    host.arrive("A", [0])
+    host.arrive("B", [1])
+    for t in tensors(host.go({"A": 4, "B": 4}, ("k",))):
+        t.fill_(-1)
+    for name, blocks in (("C", [0, 2]), ("D", [1, 3]), ("E", [0, 4])):
+        host.arrive(name, blocks, hit=4)
+        out = host.go({name: 1}, ("k",))
+        former = "B" if name == "D" else "A"
+        assert same(out.hidden_states[name], torch.cat([rows(former, 0, 4), rows(name, 4, 5)]))
+        assert same(out.mm_outputs["k"][name], torch.cat([rows(former, 0, 4, "k"), rows(name, 4, 5, "k")]))
+        for t in tensors(out):
+            t.zero_()
+
+
+@pytest.mark.parametrize("again", [lambda out: pickle.loads(pickle.dumps(out)), copy.deepcopy], ids=["pickle", "copy"])
+@pytest.mark.parametrize("width", [6, WIDE])
+def test_results_can_be_sent_and_copied(host: Host, again: Any, width: int) -> None:
+    host.arrive("A", [0])
+    host.arrive("B", [1])
+    host.begin({"A": 2, "B": 2})
+    out = host.read(host.save({"x": {"n": 1}}, hidden=host.outputs(width=width)), "A", "B")
+    other = again(out)
+    out.hidden_states["A"].zero_()
+    assert type(other) is StageCacheOutputs
+    assert same(other.hidden_states["A"], rows("A", 0, 2, width=width))
+    assert other.mm_outputs == out.mm_outputs
