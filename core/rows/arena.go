@@ -9,10 +9,6 @@ import (
 	"libprefixcache/core/status"
 )
 
-// ArenaMinBytes is the size from which a result is worth an arena buffer: below
-// it the caller's own allocator recycles pages well enough.
-const ArenaMinBytes = 1 << 20
-
 // DefaultArenaRetain is what an Arena keeps for reuse unless told otherwise: two
 // prefill steps of 64 × 256 rows of 4 KiB for two keys, and room to spare.
 const DefaultArenaRetain = 1 << 30
@@ -187,9 +183,6 @@ func (a *Arena) Put(id uint64) error {
 // ZeroOnRelease clears every buffer that is given back from now on, before it may be
 // handed out again or goes back to the system.
 func (a *Arena) ZeroOnRelease() { a.zero.Store(true) }
-
-// Trim gives all free buffers back to the system and returns their bytes.
-func (a *Arena) Trim() int64 { return a.evict(-1) }
 
 // Close gives all free buffers back; a buffer still live is given back at its
 // Put, because a view of it may outlive the cache. Get fails afterwards.

@@ -91,7 +91,7 @@ func TestArenaEvictsTheOldestFreedFirst(t *testing.T) {
 		p, id := mustGet(t, a, 4<<20)
 		ptrs, ids = append(ptrs, p), append(ids, id)
 	}
-	before := UsageOf(PurposeResult).Reserved
+	before := usageOf(PurposeResult).Reserved
 	for _, i := range []int{2, 0, 3, 1} {
 		if err := a.Put(ids[i]); err != nil {
 			t.Fatal(err)
@@ -101,7 +101,7 @@ func TestArenaEvictsTheOldestFreedFirst(t *testing.T) {
 	if s := a.Stats(); s.Evicted != 2 || s.FreeBytes != 8<<20 {
 		t.Fatalf("stats %+v", s)
 	}
-	if now := UsageOf(PurposeResult).Reserved; before-now != 8<<20 {
+	if now := usageOf(PurposeResult).Reserved; before-now != 8<<20 {
 		t.Errorf("reserved fell by %d, expected 8 MiB", before-now)
 	}
 	p, _ := mustGet(t, a, 4<<20)
@@ -109,8 +109,8 @@ func TestArenaEvictsTheOldestFreedFirst(t *testing.T) {
 	if p != ptrs[1] || q != ptrs[3] {
 		t.Errorf("kept %v and %v, expected the two freed last", p, q)
 	}
-	if n := a.Trim(); n != 0 {
-		t.Errorf("Trim of an arena without free buffers returned %d", n)
+	if n := a.evict(-1); n != 0 {
+		t.Errorf("evict of an arena without free buffers returned %d", n)
 	}
 }
 
@@ -143,7 +143,7 @@ func TestArenaRefusesStaleAndForeignIDs(t *testing.T) {
 		t.Errorf("the live buffer could not be given back: %v", err)
 	}
 	// An entry whose memory was evicted is not live either.
-	a.Trim()
+	a.evict(-1)
 	if err := a.Put(again); status.CodeOf(err) != status.InvalidArgument {
 		t.Errorf("Put after eviction is %v", err)
 	}
@@ -151,7 +151,7 @@ func TestArenaRefusesStaleAndForeignIDs(t *testing.T) {
 }
 
 func TestArenaCloseKeepsLiveBuffers(t *testing.T) {
-	base := UsageOf(PurposeResult).Reserved
+	base := usageOf(PurposeResult).Reserved
 	a := NewArena(ArenaOptions{})
 	p, id := mustGet(t, a, 1<<20)
 	_, other := mustGet(t, a, 1<<20)
@@ -164,7 +164,7 @@ func TestArenaCloseKeepsLiveBuffers(t *testing.T) {
 	if err := a.Put(id); err != nil {
 		t.Error(err)
 	}
-	if now := UsageOf(PurposeResult).Reserved; now != base {
+	if now := usageOf(PurposeResult).Reserved; now != base {
 		t.Errorf("%d bytes are left after Close and Put", now-base)
 	}
 	checkArena(t, a)

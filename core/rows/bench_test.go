@@ -25,6 +25,10 @@ type benchCase struct {
 	slots []int64 // every slot once, as far as a million go, in runs
 	batch int
 	pos   int
+
+	// The batch at work, in the two other ways to name slots.
+	runs  []Run
+	spans []Span
 }
 
 func newBenchCase(b *testing.B, width, run int64) *benchCase {
@@ -63,6 +67,16 @@ func (c *benchCase) next() []int64 {
 	return c.slots[c.pos : c.pos+c.batch]
 }
 
+func (c *benchCase) name(slots []int64) {
+	c.runs = AppendRuns(c.runs[:0], slots)
+	c.spans = c.spans[:0]
+	var row int64
+	for _, r := range c.runs {
+		c.spans = append(c.spans, Span{Row: row, Slot: r.Slot, Len: r.Len})
+		row += r.Len
+	}
+}
+
 func (c *benchCase) at(p unsafe.Pointer, i int) unsafe.Pointer {
 	return unsafe.Add(p, int64(i)*c.m.RowBytes())
 }
@@ -75,6 +89,7 @@ func (c *benchCase) run(b *testing.B, kernel string, f, plain func(slots []int64
 		b.ResetTimer()
 		for i := range b.N {
 			s, t := c.next(), c.next()
+			c.name(s)
 			t0 := time.Now()
 			f(s)
 			t1 := time.Now()
@@ -99,7 +114,7 @@ func BenchmarkScatter(b *testing.B) {
 	for _, w := range benchWidths {
 		c := newBenchCase(b, w, 1)
 		for _, k := range Kernels() {
-			c.run(b, k, func(slots []int64) { c.m.Scatter(c.src, w, slots) }, func(slots []int64) {
+			c.run(b, k, func([]int64) { c.m.ScatterRuns(c.src, w, c.runs) }, func(slots []int64) {
 				for i, s := range slots {
 					copyPlain(c.m.Row(s), c.at(c.src, i), w)
 				}
@@ -135,7 +150,7 @@ func benchGather(b *testing.B, run int64) {
 		}
 		c := newBenchCase(b, w, run)
 		for _, k := range Kernels() {
-			c.run(b, k, func(slots []int64) { c.m.Gather(c.dst, slots) }, func(slots []int64) {
+			c.run(b, k, func([]int64) { c.m.GatherSpans(c.dst, c.spans) }, func(slots []int64) {
 				for i := 0; i < len(slots); i += int(run) {
 					copyPlain(c.at(c.dst, i), c.m.Row(slots[i]), run*w)
 				}

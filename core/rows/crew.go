@@ -78,15 +78,7 @@ func NewCrew(threads int, least int64) *Crew {
 	return &Crew{helpers: min(threads, MaxCopyThreads) - 1, least: least}
 }
 
-// Threads is how many threads share a large move, the caller's included.
-func (c *Crew) Threads() int {
-	if c == nil {
-		return 1
-	}
-	return c.helpers + 1
-}
-
-// Running is how many threads were started and have not ended.
+// Running is how many threads were started and have not ended; tests look at it.
 func (c *Crew) Running() int {
 	if c == nil {
 		return 0

@@ -43,7 +43,7 @@ func moved(t *testing.T, v *Moves, crew *Crew, seed int64, size, width, stride i
 	v.ScatterTee(m, unsafe.Add(src.ptr(), cut*stride), int64(stride), ids[cut:], unsafe.Add(tee.ptr(), cut*width))
 	v.End()
 
-	spans := AppendSpans(nil, 0, ids)
+	spans := appendSpans(nil, 0, ids)
 	r.Shuffle(len(spans), func(i, j int) { spans[i], spans[j] = spans[j], spans[i] })
 	cut = r.Intn(len(spans))
 	dst, rows := newGuarded(len(ids)*width, r.Intn(64)), newGuarded(len(ids)*stride, r.Intn(64))
@@ -127,10 +127,10 @@ func TestCrewsOfManyCachesLeaveNothingBehind(t *testing.T) {
 }
 
 func TestACrewOfOneNeverShares(t *testing.T) {
-	if c := NewCrew(1, 0); c != nil || c.Threads() != 1 {
-		t.Errorf("a crew of %d", c.Threads())
+	if c := NewCrew(1, 0); c != nil {
+		t.Errorf("a crew of %d beside the caller for 1 thread", c.helpers)
 	}
-	if n := NewCrew(1<<20, 0).Threads(); n != MaxCopyThreads {
+	if n := NewCrew(1<<20, 0).helpers + 1; n != MaxCopyThreads {
 		t.Errorf("%d threads, expected %d", n, MaxCopyThreads)
 	}
 	if n := DefaultCopyThreads(); n < 1 || n > 4 || n > runtime.NumCPU() {
@@ -198,7 +198,7 @@ func TestSharedMovesDoNotAllocate(t *testing.T) {
 	for i := range int64(least / 4096) {
 		slots = append(slots, 2*i)
 	}
-	spans := AppendSpans(nil, 0, slots)
+	spans := appendSpans(nil, 0, slots)
 	crew := newTestCrew(t, 2)
 	var v Moves
 	if n := testing.AllocsPerRun(20, func() {

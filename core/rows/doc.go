@@ -9,7 +9,7 @@
 //	Mirror   the durable rows of one key: slots × rowBytes, without gaps
 //	Run      consecutive slots; AppendRuns makes runs from a slot array
 //	Span     consecutive rows that go to (or come from) consecutive slots
-//	kernels  Copy, CopyRows, Zero; Mirror.Scatter*, ScatterTee*, Gather*
+//	kernels  Copy, CopyRows, Zero; Mirror.ScatterRuns, ScatterTee, GatherSpans
 //	Moves    the same, of which large ones are shared with the threads of a Crew
 //	Arena    recycled huge-page buffers (1 MiB and up) for results
 //
@@ -21,7 +21,7 @@
 // A buffer of an Arena is in one of three states:
 //
 //	(no memory) ──Get──▶ live ──Put──▶ free ──Get──▶ live …
-//	                                    └──over the cap, Trim──▶ (no memory)
+//	                                    └──over the cap, Close─▶ (no memory)
 //
 // Ids carry a generation that changes when the buffer is given back, so a stale
 // or double give-back is an error and never frees somebody else's buffer.

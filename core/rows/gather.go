@@ -96,47 +96,6 @@ func (s *source) done() {
 	}
 }
 
-// Gather reads the rows of slots, in order, into dst without gaps.
-func (m *Mirror) Gather(dst unsafe.Pointer, slots []int64) {
-	s := m.source(dst, int64(len(slots)))
-	l := m.aheadOfSlots(s.k, slots)
-	for i := 0; i < len(slots); {
-		j := i + 1
-		for j < len(slots) && slots[j] == slots[j-1]+1 {
-			j++
-		}
-		if n := int64(j-i) * s.row; n < gatherMinBytes {
-			if l.due(i) {
-				l.ask(i)
-			}
-			s.short(int64(i), slots[i], n)
-		} else {
-			s.get(int64(i), slots[i], n)
-		}
-		i = j
-	}
-	s.done()
-}
-
-// GatherRuns is Gather with the slots given as runs.
-func (m *Mirror) GatherRuns(dst unsafe.Pointer, runs []Run) {
-	s := m.source(dst, RunRows(runs))
-	l := m.aheadOfRuns(s.k, runs)
-	var at int64
-	for i, r := range runs {
-		if n := r.Len * s.row; n < gatherMinBytes {
-			if l.due(i) {
-				l.ask(i)
-			}
-			s.short(at, r.Slot, n)
-		} else {
-			s.get(at, r.Slot, n)
-		}
-		at += r.Len
-	}
-	s.done()
-}
-
 // GatherSpans reads the slots of each span to rows Row, Row+1, … of dst. Rows of
 // dst that no span names are left alone.
 func (m *Mirror) GatherSpans(dst unsafe.Pointer, spans []Span) {

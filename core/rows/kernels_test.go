@@ -194,10 +194,10 @@ func TestSelectedKernelIsTheOneThatRuns(t *testing.T) {
 		if Kernel() != k.name {
 			t.Errorf("Kernel() is %q after selecting %q", Kernel(), k.name)
 		}
-		m.Scatter(unsafe.Pointer(&buf[0]), 4096, slots)
+		m.scatter(unsafe.Pointer(&buf[0]), 4096, slots)
 		m.ScatterTee(unsafe.Pointer(&buf[0]), 4096, slots, unsafe.Pointer(&out[0]))
-		m.Gather(unsafe.Pointer(&out[0]), slots)
-		narrow.Gather(unsafe.Pointer(&out[0]), slots)
+		m.gather(unsafe.Pointer(&out[0]), slots)
+		narrow.gather(unsafe.Pointer(&out[0]), slots)
 		for name, ops := range ran {
 			want := 6
 			if name != k.name {

@@ -47,8 +47,6 @@ type Memory struct {
 	purpose Purpose
 	freed   atomic.Bool
 	raw     []byte // the whole mapping, larger than [base, base+size) by the alignment
-
-	next, prev *Memory // under live's lock
 }
 
 // Reserve returns at least bytes bytes of zeroed memory, rounded up to whole

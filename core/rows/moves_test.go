@@ -49,8 +49,16 @@ func randomSlots(r *rand.Rand, n int, limit int64) []int64 {
 	return s
 }
 
-// checkMoves runs random scatters and gathers of one width against the model,
-// through all three ways to name slots.
+// scatter and gather are for tests that name single slots and want no tee.
+func (m *Mirror) scatter(src unsafe.Pointer, stride int64, slots []int64) {
+	m.ScatterRuns(src, stride, AppendRuns(nil, slots))
+}
+
+func (m *Mirror) gather(dst unsafe.Pointer, slots []int64) {
+	m.GatherSpans(dst, appendSpans(nil, 0, slots))
+}
+
+// checkMoves runs random scatters and gathers of one width against the model.
 func checkMoves(r *rand.Rand, slots int64, row, rounds, most int) error {
 	m, err := NewMirror(slots, int64(row), MirrorOptions{SmallPages: r.Intn(2) == 0})
 	if err != nil {
@@ -61,13 +69,7 @@ func checkMoves(r *rand.Rand, slots int64, row, rounds, most int) error {
 	for round := 0; round < rounds; round++ {
 		n := 1 + r.Intn(most)
 		ids := randomSlots(r, n, slots)
-		form := r.Intn(3)
-		spans := AppendSpans(nil, 0, ids)
-		if form == 2 {
-			// Leave some out and take them in any order: that is what spans are for.
-			r.Shuffle(len(spans), func(i, j int) { spans[i], spans[j] = spans[j], spans[i] })
-			spans = spans[:1+r.Intn(len(spans))]
-		}
+		spans := appendSpans(nil, 0, ids)
 		stride := row
 		if r.Intn(2) == 0 {
 			stride += r.Intn(130)
@@ -77,20 +79,11 @@ func checkMoves(r *rand.Rand, slots int64, row, rounds, most int) error {
 		tee := newGuarded(n*row, r.Intn(64))
 		wantTee := bytes.Clone(tee.body)
 		withTee := r.Intn(2) == 0
-		what := fmt.Sprintf("kernel %s row %d stride %d n %d form %d tee %v", Kernel(), row, stride, n, form, withTee)
-		switch s := int64(stride); {
-		case form == 0 && withTee:
-			m.ScatterTee(src.ptr(), s, ids, tee.ptr())
-		case form == 0:
-			m.Scatter(src.ptr(), s, ids)
-		case form == 1 && withTee:
-			m.ScatterTeeRuns(src.ptr(), s, AppendRuns(nil, ids), tee.ptr())
-		case form == 1:
-			m.ScatterRuns(src.ptr(), s, AppendRuns(nil, ids))
-		case withTee:
-			m.ScatterTeeSpans(src.ptr(), s, spans, tee.ptr())
-		default:
-			m.ScatterSpans(src.ptr(), s, spans)
+		what := fmt.Sprintf("kernel %s row %d stride %d n %d tee %v", Kernel(), row, stride, n, withTee)
+		if withTee {
+			m.ScatterTee(src.ptr(), int64(stride), ids, tee.ptr())
+		} else {
+			m.ScatterRuns(src.ptr(), int64(stride), AppendRuns(nil, ids))
 		}
 		for _, mv := range expand(spans) {
 			b := src.body[int(mv.row)*stride:][:row]
@@ -107,19 +100,17 @@ func checkMoves(r *rand.Rand, slots int64, row, rounds, most int) error {
 				return fmt.Errorf("scatter %s: wrong row in slot %d", what, slot)
 			}
 		}
+		if r.Intn(2) == 0 {
+			// Leave some out and take them in any order: that is what spans are for.
+			r.Shuffle(len(spans), func(i, j int) { spans[i], spans[j] = spans[j], spans[i] })
+			spans = spans[:1+r.Intn(len(spans))]
+		}
 		dst := newGuarded(n*row, r.Intn(64))
 		want := bytes.Clone(dst.body)
 		for _, mv := range expand(spans) {
 			copy(want[int(mv.row)*row:], ref.get(mv.slot))
 		}
-		switch form {
-		case 0:
-			m.Gather(dst.ptr(), ids)
-		case 1:
-			m.GatherRuns(dst.ptr(), AppendRuns(nil, ids))
-		default:
-			m.GatherSpans(dst.ptr(), spans)
-		}
+		m.GatherSpans(dst.ptr(), spans)
 		if !bytes.Equal(dst.body, want) || !dst.intact() {
 			return fmt.Errorf("gather %s: wrong bytes", what)
 		}
@@ -182,12 +173,12 @@ func TestGatherStreamsLargeBatches(t *testing.T) {
 		for i := range ids {
 			ids[i] = int64(slots - 1 - i)
 		}
-		m.Scatter(unsafe.Pointer(&src[0]), row, ids)
+		m.scatter(unsafe.Pointer(&src[0]), row, ids)
 		if s := m.source(nil, slots); !s.stream {
 			t.Fatalf("a gather of %d bytes is not streamed", row*slots)
 		}
 		dst := newGuarded(row*slots, 5)
-		m.Gather(dst.ptr(), ids)
+		m.gather(dst.ptr(), ids)
 		if !bytes.Equal(dst.body, src) || !dst.intact() {
 			t.Errorf("%s: wrong bytes", k)
 		}
@@ -241,7 +232,7 @@ func TestScatterOfStrideZeroRepeatsTheRow(t *testing.T) {
 	}
 	defer m.Free()
 	row := bytes.Repeat([]byte{1, 2, 3}, 100)
-	m.Scatter(unsafe.Pointer(&row[0]), 0, []int64{1, 2, 3, 7})
+	m.scatter(unsafe.Pointer(&row[0]), 0, []int64{1, 2, 3, 7})
 	for s := int64(0); s < 8; s++ {
 		got := unsafe.Slice((*byte)(m.Row(s)), 300)
 		want := row
@@ -292,17 +283,11 @@ func TestMovesDoNotAllocate(t *testing.T) {
 	a, b := mustReserve(t, 16*4096, MemoryOptions{}).Base(), mustReserve(t, 16*4096, MemoryOptions{}).Base()
 	slots := []int64{1, 2, 3, 9, 8, 60, 61, 5, 12, 30, 31, 32, 33, 0, 40, 41}
 	var runs []Run
-	var spans []Span
+	spans := appendSpans(nil, 0, slots)
 	if n := testing.AllocsPerRun(20, func() {
-		runs, spans = AppendRuns(runs[:0], slots), AppendSpans(spans[:0], 0, slots)
-		m.Scatter(a, 4096, slots)
+		runs = AppendRuns(runs[:0], slots)
 		m.ScatterRuns(a, 4096, runs)
-		m.ScatterSpans(a, 4096, spans)
 		m.ScatterTee(a, 4096, slots, b)
-		m.ScatterTeeRuns(a, 4096, runs, b)
-		m.ScatterTeeSpans(a, 4096, spans, b)
-		m.Gather(b, slots)
-		m.GatherRuns(b, runs)
 		m.GatherSpans(b, spans)
 		CopyRows(a, 4096, b, 4096, 4096, 16)
 	}); n != 0 {

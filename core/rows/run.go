@@ -24,28 +24,6 @@ func AppendRuns(dst []Run, slots []int64) []Run {
 	return dst
 }
 
-// AppendSpans is AppendRuns for slots that belong to the rows row, row+1, ….
-func AppendSpans(dst []Span, row int64, slots []int64) []Span {
-	for i := 0; i < len(slots); {
-		j := i + 1
-		for j < len(slots) && slots[j] == slots[j-1]+1 {
-			j++
-		}
-		dst = append(dst, Span{Row: row + int64(i), Slot: slots[i], Len: int64(j - i)})
-		i = j
-	}
-	return dst
-}
-
-// RunRows is the number of rows in runs.
-func RunRows(runs []Run) int64 {
-	var n int64
-	for _, r := range runs {
-		n += r.Len
-	}
-	return n
-}
-
 // SpanRows is the number of rows in spans.
 func SpanRows(spans []Span) int64 {
 	var n int64

@@ -151,60 +151,20 @@ func (s *sink) runs(runs []Run) {
 	s.done()
 }
 
-func (s *sink) spans(spans []Span) {
-	l := s.m.aheadOfSpans(s.k, spans)
-	for i, p := range spans {
-		if n := p.Len * s.row; s.joined && !streams(n) {
-			if l.due(i) {
-				l.ask(i)
-			}
-			s.short(p.Row, p.Slot, n)
-		} else {
-			s.put(p.Row, p.Slot, p.Len)
-		}
-	}
-	s.done()
-}
-
-// Scatter writes row i of the source to slots[i]. Source rows are srcStride
-// bytes apart; 0 repeats one row. Neighbouring slots are moved in one piece when
-// the source is contiguous too. The stores bypass the cache: a row just produced
-// is read back much later, if at all.
-func (m *Mirror) Scatter(src unsafe.Pointer, srcStride int64, slots []int64) {
-	s := m.sink(src, srcStride, nil, 0)
-	s.slots(slots)
-}
-
-// ScatterRuns is Scatter with the slots given as runs.
+// ScatterRuns writes the rows of the source, in order, to the slots of runs.
+// Source rows are srcStride bytes apart; 0 repeats one row. Neighbouring slots are
+// moved in one piece when the source is contiguous too. The stores bypass the
+// cache: a row just produced is read back much later, if at all.
 func (m *Mirror) ScatterRuns(src unsafe.Pointer, srcStride int64, runs []Run) {
 	s := m.sink(src, srcStride, nil, 0)
 	s.runs(runs)
 }
 
-// ScatterSpans writes rows Row, Row+1, … of the source to the slots of each span.
-func (m *Mirror) ScatterSpans(src unsafe.Pointer, srcStride int64, spans []Span) {
-	s := m.sink(src, srcStride, nil, 0)
-	s.spans(spans)
-}
-
-// ScatterTee is Scatter that also writes row i to tee + i × RowBytes, from the
-// same loads: the mirror's copy bypasses the cache, the tee's stays in it for
+// ScatterTee writes row i of the source to slots[i] and to tee + i × RowBytes, from
+// the same loads: the mirror's copy bypasses the cache, the tee's stays in it for
 // the user who gets it next, unless the batch is too large for that. tee must not
 // be nil.
 func (m *Mirror) ScatterTee(src unsafe.Pointer, srcStride int64, slots []int64, tee unsafe.Pointer) {
 	s := m.sink(src, srcStride, tee, int64(len(slots)))
 	s.slots(slots)
-}
-
-// ScatterTeeRuns is ScatterTee with the slots given as runs.
-func (m *Mirror) ScatterTeeRuns(src unsafe.Pointer, srcStride int64, runs []Run, tee unsafe.Pointer) {
-	s := m.sink(src, srcStride, tee, RunRows(runs))
-	s.runs(runs)
-}
-
-// ScatterTeeSpans writes rows Row, Row+1, … of the source to the slots of each
-// span and to the same rows of tee. Rows that no span names reach neither.
-func (m *Mirror) ScatterTeeSpans(src unsafe.Pointer, srcStride int64, spans []Span, tee unsafe.Pointer) {
-	s := m.sink(src, srcStride, tee, SpanRows(spans))
-	s.spans(spans)
 }

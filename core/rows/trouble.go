@@ -28,13 +28,6 @@ func OnWarning(f func(text string)) (sofar []string) {
 	return append(sofar, trouble.texts...)
 }
 
-// Warnings returns the warnings so far.
-func Warnings() []string {
-	trouble.Lock()
-	defer trouble.Unlock()
-	return append([]string(nil), trouble.texts...)
-}
-
 // once is a warning that is given the first time only.
 type once struct{ given atomic.Bool }
 
