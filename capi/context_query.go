@@ -234,7 +234,7 @@ func pcgo_context_validate_deployment(in *C.pc_deployment, kind *C.uint32_t) (st
 	if serr != nil {
 		return fail(serr)
 	}
-	if in.verify_size != 0 || in.drafting_step != 0 || in.drafting_top_k != 0 || len(layers) != 0 {
+	if in.verify_size != 0 || in.drafting_step != 0 || in.drafting_top_k != 0 || in.conditioning_layers != nil {
 		d.Spec = &coordinator.Spec{VerifySize: int32(in.verify_size), DraftingStep: int32(in.drafting_step), DraftingTopK: int32(in.drafting_top_k), ConditioningLayers: layers}
 	}
 	k, err := coordinator.ValidateDeployment(&d)

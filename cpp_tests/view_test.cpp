@@ -305,6 +305,8 @@ TEST(Deployment, EverythingElseIsRefused) {
     refused(plain(), [](auto& d) { d.base.isSpecBase = true; });
     refused(plain(), [](auto& d) { d.draft = d.base; });
     refused(plain(), [](auto& d) { d.spec = SpecConfig{1, 1, 1, {}}; });
+    refused(plain(), [](auto& d) { d.spec.emplace(); });  // given, if all zero
+    refused(plain(), [](auto& d) { d.base.numRecurrentLayers = -1; });
     refused(plain(), [](auto& d) { d.speculativeMode = SpeculativeMode::kOther; });
     refused(plain(), [](auto& d) { d.base.layers.push_back(LayerKind::kRecurrent), d.base.numRecurrentLayers = 1; });
     refused(eagle(), [](auto& d) { d.draft.reset(); });

@@ -1422,7 +1422,7 @@ typedef struct pc_deployment {
     int32_t verify_size;                /* with speculation; else the rest is zero or null */
     int32_t drafting_step;              /* draft rounds */
     int32_t drafting_top_k;             /* candidates in each */
-    const int32_t *conditioning_layers; /* decoder layers whose hidden states feed the draft */
+    const int32_t *conditioning_layers; /* not null with speculation: decoder layers that feed the draft */
     uint64_t num_conditioning_layers;
     const pc_model *base;
     const pc_model *draft; /* or null */

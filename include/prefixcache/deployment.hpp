@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "tensor.hpp"
@@ -95,7 +97,11 @@ struct ModelArguments {
         shape.conv_dim = in.recurrent.convDim;
         shape.conv_kernel = in.recurrent.convKernel;
         shape.conv_type = static_cast<uint32_t>(in.recurrent.convType);
-        recurrent.assign(in.numRecurrentLayers > 0 ? static_cast<size_t>(in.numRecurrentLayers) : 0, shape);
+        if (in.numRecurrentLayers < 0) {
+            throw std::runtime_error("prefixcache: numRecurrentLayers is " + std::to_string(in.numRecurrentLayers) +
+                                     ", expected >= 0");
+        }
+        recurrent.assign(static_cast<size_t>(in.numRecurrentLayers), shape);
 
         model.max_batch = in.maxBatchSize;
         model.capacity_tokens = in.capacityTokens;
@@ -139,7 +145,9 @@ inline ContextCacheDeploymentKind validateContextCacheDeployment(DeploymentConfi
         in.verify_size = deployment.spec->verifySize;
         in.drafting_step = deployment.spec->draftingStep;
         in.drafting_top_k = deployment.spec->draftingTopK;
-        in.conditioning_layers = deployment.spec->conditioningLayers.data();
+        static int32_t const none = 0;  // an array of no layers is still one that is given
+        auto const& layers = deployment.spec->conditioningLayers;
+        in.conditioning_layers = layers.empty() ? &none : layers.data();
         in.num_conditioning_layers = deployment.spec->conditioningLayers.size();
     }
     uint32_t kind = 0;

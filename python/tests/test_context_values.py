@@ -287,6 +287,7 @@ def test_the_gate_tells_the_kind():
         DeploymentConfig(attention_model(**{**RECURRENT, "recurrent": None})),
         DeploymentConfig(attention_model(is_spec_base=True)),
         DeploymentConfig(attention_model(), spec=SpecConfig(3, 2, 1, [0])),
+        DeploymentConfig(attention_model(), spec=SpecConfig(0, 0, 0)),
         DeploymentConfig(attention_model(), draft=attention_model()),
         DeploymentConfig(attention_model(), speculative_mode=SpeculativeMode.OTHER),
         eagle(draft=None),

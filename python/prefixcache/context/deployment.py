@@ -92,7 +92,8 @@ def validate_context_cache_deployment(
         out.drafting_step = int32("drafting_step", spec.drafting_step)
         out.drafting_top_k = int32("drafting_top_k", spec.drafting_top_k)
         layers = integers("conditioning_layers", spec.conditioning_layers)
-        out.conditioning_layers, out.num_conditioning_layers = address(layers), len(layers)
+        given = layers or integers("conditioning_layers", [0])  # an array of no layers is still one that is given
+        out.conditioning_layers, out.num_conditioning_layers = address(given), len(layers)
     library.check(library.context_validate_deployment(ctypes.byref(out), ctypes.byref(kind)))
     return ContextCacheDeploymentKind(kind.value)
 
