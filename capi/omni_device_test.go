@@ -116,20 +116,6 @@ func (d *decode) end(t testing.TB) {
 	d.stage.end()
 }
 
-// written waits until a step is in the mirror. It asks every 2 µs: without a pause
-// it would keep the committer from the lock.
-func (d *decode) written(t testing.TB) {
-	var st [1]omni.SlotState
-	for {
-		ok(t, d.o.cache.Inspect(d.args.Rows[1].Key, d.args.Slots[:1], st[:], nil, 0))
-		if st[0].State == omni.Committed {
-			return
-		}
-		for next := gpu.Now() + 2000; gpu.Now() < next; {
-		}
-	}
-}
-
 // BenchmarkDeviceSave is the engine thread's part of a decode step of 256 requests
 // and two keys of 4 KiB: Save, without the driver calls (ours-ns/op), and these
 // (driver-ns/op). The job runs on the same thread between two saves, so that nobody
@@ -176,64 +162,6 @@ func BenchmarkDeviceSave(b *testing.B) {
 			d.end(b)
 		})
 	}
-}
-
-// BenchmarkDeviceCompletion is the time from the event of a step's copy being done to
-// the step's rows being readable: by Materialize on another thread, and in the mirror.
-// The copy stream is held until everybody waits. Of the two that wait, the committer
-// and the reader, one carries the copy out, as the simulated driver has it, and the
-// other has to be woken: that is most of the time.
-func BenchmarkDeviceCompletion(b *testing.B) {
-	for _, what := range []string{"Materialize", "Mirror"} {
-		b.Run(what, func(b *testing.B) {
-			d := newDecode(b, 256, 64, true)
-			ok(b, d.o.cache.Discard(d.save(b)))
-			d.written(b)
-			var id uint64
-			measureCompletion(b, uintptr(d.o.device.copies), func() {
-				id = d.save(b)
-			}, func() {
-				if what == "Mirror" {
-					ok(b, d.o.cache.Discard(id))
-					d.written(b)
-				} else if err := d.o.cache.Materialize(id, d.reads); err != nil {
-					b.Error(err)
-				}
-			})
-			d.end(b)
-		})
-	}
-}
-
-// measureCompletion has another thread wait for what was enqueued on a stream that
-// is held, and reports how long after the stream's last operation it goes on.
-func measureCompletion(b *testing.B, stream uintptr, enqueue, wait func()) {
-	var times []time.Duration
-	begin, returned := make(chan bool), make(chan int64)
-	defer close(begin)
-	go func() {
-		runtime.LockOSThread() // ends with the goroutine
-		for range begin {
-			wait()
-			returned <- gpu.Now()
-		}
-	}()
-	for b.Loop() {
-		simcuda.Hold(stream)
-		enqueue()
-		begin <- true
-		time.Sleep(200 * time.Microsecond) // everybody waits by then
-		simcuda.Release(stream)
-		end := <-returned
-		times = append(times, time.Duration(end-simcuda.Finished()))
-	}
-	report(b, times)
-}
-
-func report(b *testing.B, times []time.Duration) {
-	slices.Sort(times)
-	b.ReportMetric(float64(times[len(times)/2]), "p50-ns")
-	b.ReportMetric(float64(times[len(times)*99/100]), "p99-ns")
 }
 
 // A save in a steady state allocates nothing, as on the host.

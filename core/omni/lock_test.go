@@ -78,6 +78,7 @@ func TestEngineCallsMustNotOverlap(t *testing.T) {
 
 // condWaiter parks real goroutines.
 type condWaiter struct {
+	mu   sync.Mutex
 	wake [numQueues]chan struct{}
 }
 
@@ -91,11 +92,15 @@ func newCondWaiter() *condWaiter {
 
 func (w *condWaiter) Now() int64 { return time.Now().UnixNano() }
 func (w *condWaiter) Wake(q Queue) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	close(w.wake[q])
 	w.wake[q] = make(chan struct{})
 }
 func (w *condWaiter) Wait(mu *sync.Mutex, q Queue, deadline int64) bool {
+	w.mu.Lock()
 	ch := w.wake[q]
+	w.mu.Unlock()
 	mu.Unlock()
 	defer mu.Lock()
 	var timer <-chan time.Time
@@ -107,6 +112,42 @@ func (w *condWaiter) Wait(mu *sync.Mutex, q Queue, deadline int64) bool {
 		return true
 	case <-timer:
 		return false
+	}
+}
+
+// lockSeer notes what a thread finds that is woken and wants the lock.
+type lockSeer struct {
+	stepWaiter
+	lock        *meteredMutex
+	free, taken int
+}
+
+func (w *lockSeer) Wake(Queue) {
+	if w.lock.TryLock() {
+		w.free++
+		w.lock.Mutex.Unlock()
+	} else {
+		w.taken++
+	}
+}
+
+// A thread that is woken while its waker still holds the lock goes to sleep once more.
+func TestWakingIsDoneBehindTheLock(t *testing.T) {
+	w := &lockSeer{}
+	r := newRig(t, Config{Threaded: true, InlineBytes: -1, Waiter: w})
+	w.lock = &r.c.mu
+	r.begin(nil, arrive(1)...)
+	for q := range r.c.parked {
+		r.c.parked[q]++ // somebody sleeps there
+	}
+	step := r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 4)})
+	r.commit()
+	r.discard(step)
+	for q := range r.c.parked {
+		r.c.parked[q]--
+	}
+	if w.taken > 0 || w.free < 2 {
+		t.Errorf("%d wakes with the lock free and %d with the lock held, expected at least 2 and none", w.free, w.taken)
 	}
 }
 

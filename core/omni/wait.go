@@ -23,11 +23,11 @@ const NoDeadline = math.MaxInt64
 // embedding layer supplies it, so that core starts no threads and a simulator
 // can decide who runs next.
 //
-// Now may be called at any time. The others are called with the cache's lock held.
-// Wait gives the lock up while it is parked and holds it again when it returns; it
-// returns true after a Wake of its queue (or for no reason at all: callers check
-// again), and false once the clock has reached deadline. Wake wakes everybody parked
-// on a queue.
+// Now and Wake may be called at any time. Wake wakes everybody parked on a queue; what
+// they wait for was changed under the cache's lock, which may be given up by then.
+// Wait is called with that lock held, gives it up while it is parked and holds it
+// again when it returns; it returns true after a Wake of its queue (or for no reason
+// at all: callers check again), and false once the clock has reached deadline.
 type Waiter interface {
 	Now() int64
 	Wait(mu *sync.Mutex, q Queue, deadline int64) bool
@@ -55,15 +55,21 @@ func (c *Cache) wait(q Queue, deadline int64) bool {
 	if deadline == math.MinInt64 {
 		return false
 	}
+	if c.mu.any {
+		// Whoever is to be woken is what this thread is going to wait for.
+		c.mu.Unlock()
+		c.mu.Lock()
+		return true
+	}
 	c.parked[q]++
 	ok := c.cfg.Waiter.Wait(&c.mu.Mutex, q, deadline)
 	c.parked[q]--
 	return ok
 }
 
-// wake tells everybody on q to look again. Caller holds mu.
+// wake tells everybody on q to look again, as soon as mu is given up. Caller holds mu.
 func (c *Cache) wake(q Queue) {
 	if c.parked[q] > 0 {
-		c.cfg.Waiter.Wake(q)
+		c.mu.wake(q)
 	}
 }
