@@ -8,7 +8,6 @@ from numbers import Integral
 from operator import index
 from typing import Any
 
-import numpy as np
 import torch
 
 from prefixcache._errors import OmniPrefixCacheUnmatchError, PrefixCacheArgumentError
@@ -107,8 +106,12 @@ def _slot_tensor(slots: Any) -> torch.Tensor:
     try:
         if hasattr(slots, "__cuda_array_interface__"):
             return torch.as_tensor(slots)
-        values = np.asarray(slots if hasattr(slots, "__array__") else list(slots))
-    except (TypeError, ValueError, RuntimeError) as e:
+        if not hasattr(slots, "__array__"):
+            return torch.tensor([index(slot) for slot in slots], dtype=torch.int64)
+        import numpy as np  # whoever has an array has it
+
+        values = np.asarray(slots)
+    except (TypeError, ValueError, RuntimeError, ImportError) as e:
         raise PrefixCacheArgumentError(f"slot mapping is a {type(slots).__name__}, expected int64 numbers: {e}") from e
     if values.size and values.dtype.kind not in "iu":
         raise PrefixCacheArgumentError(f"slot mapping has dtype {values.dtype}, expected int64")

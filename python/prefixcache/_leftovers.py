@@ -4,11 +4,13 @@ The model overwrites its output buffers in the next forward, so whatever
 ``materialize`` will hand out is copied while the step is saved (:func:`replicate`).
 What a request receives depends on the value alone (:func:`element_of`): a tensor
 whose first dimension is the number of scheduled tokens is cut to the request's
-span; any other tensor goes whole to every request, each its own copy.
+span; any other tensor, array or byte buffer goes whole to every request, each its own copy.
 """
 
 from __future__ import annotations
 
+import copy
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,24 +19,34 @@ import torch
 from prefixcache._device import require_host
 from prefixcache._landing import Landing
 
+try:
+    from numpy import ndarray
+except ImportError:  # torch does without, and so does the cache
+    ndarray = array  # type: ignore[assignment,misc]
+
+# Contents that somebody may overwrite in place, like those of a tensor.
+_BUFFERS = (torch.Tensor, ndarray, bytearray, array)
+
 
 def replicate(name: str, value: Any, landing: Callable[[], Landing] | None = None) -> Any:
-    """A copy of ``value`` that shares no tensor memory with it.
+    """A copy of ``value`` that shares no memory of tensors, arrays or byte buffers with it.
 
-    Mappings, lists and tuples are rebuilt; Python values are passed on as they are.
+    Mappings, lists and tuples are rebuilt; other values are passed on as they are.
     A tensor keeps all its rows, also those past the scheduled tokens. One on a CUDA
     device is copied through ``landing()``, and readable once that has waited.
     """
 
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_cuda and landing is not None:
-            return landing().copy(tensor)
-        require_host(name, tensor)
-        if tensor.layout is not torch.strided:
-            return tensor.detach().clone()
-        return tensor.detach().clone(memory_format=torch.contiguous_format)
+    def own(buffer: Any) -> Any:
+        if not isinstance(buffer, torch.Tensor):
+            return copy.copy(buffer)
+        if buffer.is_cuda and landing is not None:
+            return landing().copy(buffer)
+        require_host(name, buffer)
+        if buffer.layout is not torch.strided:
+            return buffer.detach().clone()
+        return buffer.detach().clone(memory_format=torch.contiguous_format)
 
-    return _rebuild(value, copy)
+    return _rebuild(value, own)
 
 
 def element_of(value: Any, start: int, end: int, total: int) -> Any:
@@ -43,7 +55,8 @@ def element_of(value: Any, start: int, end: int, total: int) -> Any:
     tensor, first dimension ``total``   rows [start, end)
     other tensor, 0-dimensional too     a copy (a 0-d tensor was an IndexError once, S-11)
     dict                                the same rules for each entry
-    list, tuple                         whole; its tensors copied, never shared (S-15)
+    array, bytearray                    a copy
+    list, tuple                         whole; tensors and arrays in it copied, never shared (S-15)
     anything else                       the same object
     """
     if isinstance(value, torch.Tensor):
@@ -55,25 +68,25 @@ def element_of(value: Any, start: int, end: int, total: int) -> Any:
         return value.narrow_copy(0, start, end - start) if value.is_sparse else value.to_dense()[start:end]
     if isinstance(value, dict):
         return {key: element_of(item, start, end, total) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return _rebuild(value, torch.clone)
-    return value
+    return _rebuild(value, lambda b: b.clone() if isinstance(b, torch.Tensor) else copy.copy(b))
 
 
 def unpinned(value: Any) -> Any:
     """A replica whose tensors are in ordinary memory: pinned memory is scarce, and results live long."""
-    return _rebuild(value, lambda t: t.clone() if t.is_pinned() else t)
+    return _rebuild(value, lambda b: b.clone() if isinstance(b, torch.Tensor) and b.is_pinned() else b)
 
 
-def _rebuild(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``value`` with every tensor replaced and every container made anew."""
-    if isinstance(value, torch.Tensor):
-        return copy(value)
+def _rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """``value`` with every tensor and array replaced and every container made anew."""
+    if isinstance(value, _BUFFERS):
+        return replace(value)
     if isinstance(value, Mapping):
-        return {key: _rebuild(item, copy) for key, item in value.items()}
+        return {key: _rebuild(item, replace) for key, item in value.items()}
     if isinstance(value, list):
-        return [_rebuild(item, copy) for item in value]
+        return [_rebuild(item, replace) for item in value]
     if isinstance(value, tuple):
-        items = [_rebuild(item, copy) for item in value]
+        items = [_rebuild(item, replace) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value  # of a type that may not be made from a list
         return value._make(items) if hasattr(value, "_make") else tuple(items)
     return value

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -298,6 +302,27 @@ def test_slots_that_are_no_integers(host):
     host.begin({"A": 2})
     with pytest.raises(PrefixCacheArgumentError, match="float32"):
         host.save()
+
+
+def test_numpy_is_not_needed():
+    """A torch of PyPI does not bring it."""
+    script = """
+import sys, warnings
+sys.modules["numpy"] = None
+warnings.simplefilter("ignore")
+import torch
+from omni_host import Host, rows, same
+host = Host()
+host.arrive("A", [0, 1])
+host.view.step_slots_cpu = lambda *_: range(3)
+host.begin({"A": 3})
+out = host.read(host.save({"left": [bytearray(b"x")]}), "A")
+assert same(out.hidden_states["A"], rows("A", 0, 3)) and out.mm_outputs["left"]["A"] == [b"x"]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parent, env=os.environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_outputs_may_be_missing(host):

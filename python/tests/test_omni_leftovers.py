@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import namedtuple
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 import torch
 from omni_host import Host, rows, same
@@ -87,7 +89,51 @@ def test_nested_sequences_share_no_tensor(host):
     assert out["B"][1]["t"].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("value", [None, 3, "text", b"bytes", 2.5, frozenset({1}), object()])
+BUFFERS = {
+    "array": lambda: np.arange(5),
+    "scalar array": lambda: np.array(2.5),
+    "masked array": lambda: np.ma.masked_equal(np.arange(5), 3),
+    "read-only array": lambda: np.broadcast_to(np.int64(7), (5,)),
+    "bytes": lambda: bytearray(b"abcde"),
+    "array.array": lambda: array("f", [1, 2, 3]),
+}
+
+
+def overwrite(value: object) -> None:
+    if isinstance(value, np.ndarray):
+        value.fill(9)
+    else:
+        value[:] = value[:1] * len(value)
+
+
+@pytest.mark.parametrize("inside", [lambda x: x, lambda x: [x], lambda x: {"deep": (x,)}], ids=["bare", "list", "dict"])
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_buffers_that_are_no_tensors_are_copied_as_well(host, kind, inside):
+    """S-15's kind: a pipeline's numpy array is overwritten by the next step like its tensors."""
+
+    def buffer_of(value: object) -> object:
+        while isinstance(value, list | tuple | dict):
+            value = value["deep"] if isinstance(value, dict) else value[0]
+        return value
+
+    value, want = BUFFERS[kind](), BUFFERS[kind]()
+    for i, name in enumerate("AB"):
+        host.arrive(name, [i])
+    host.begin({"A": 2, "B": 3})
+    step = host.save({"x": inside(value)})
+    if kind != "read-only array":
+        overwrite(value)
+    out = host.read(step, "A", "B").mm_outputs["x"]
+    for name in "AB":  # whole, also where it has the step's length: only tensors are cut
+        got = buffer_of(out[name])
+        assert type(got) is type(want)
+        assert np.array_equal(np.asarray(got), np.asarray(want))
+        overwrite(got)
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, "text", b"bytes", 2.5, frozenset({1}), (1, ("a",)), torch.Size([2]), object()]
+)
 def test_python_values_are_passed_on_as_they_are(host, value):
     out = hand_out(host, value)
     assert out["A"] is value
