@@ -27,6 +27,7 @@ type contextCache struct {
 	stream gpu.Stream
 	tables [2]*pageTable
 	store  snapshotStore
+	most   memoryPlan
 
 	// The list in hand: commands[:count], of which next are done. handed of them
 	// are with the host, waiting for its report.
@@ -109,6 +110,9 @@ func pcgo_context_create(options *C.pc_context_options, context *C.pc_handle) (s
 		x.close()
 		return fail(herr)
 	}
+	if !tellMemory(&x.most, x.mostBytes(), "context cache", lowerPages) {
+		x.c.Manager().Touch()
+	}
 	*context = C.pc_handle(h)
 	return C.PC_OK
 }
@@ -141,8 +145,19 @@ func (x *contextCache) open(options *C.pc_context_options, cfg *coordinator.Conf
 	return x.store.open(x.dev, x.stream, x.c)
 }
 
+// mostBytes leaves the page tables out, which are objects of their own.
+func (x *contextCache) mostBytes() int64 {
+	cfg := x.c.Manager().Config()
+	n := cfg.MostBytes()
+	if x.dev.IsHost() {
+		n += x.store.bytes
+	}
+	return n
+}
+
 // close gives back what open got so far.
 func (x *contextCache) close() {
+	x.most.end()
 	for _, t := range x.tables {
 		if t == nil {
 			continue

@@ -31,6 +31,7 @@ const (
 	aboutPoison
 	aboutHugePages
 	aboutNoDevice
+	aboutMemory
 	numSubjects
 )
 

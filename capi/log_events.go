@@ -64,6 +64,24 @@ func tellPinning(l *limiter, bytes int64, err error) {
 	})
 }
 
+// tellMemory warns, once for each cache, when all caches of the process may come to hold
+// more than the system allows it, and says so. most is what this one may hold now, remedy
+// what makes that less.
+func tellMemory(plan *memoryPlan, most int64, cache, remedy string) (short bool) {
+	total := plan.set(most)
+	limit, short := plan.passes(total, "/")
+	if short {
+		processLog.tell(aboutMemory, C.PC_LOG_WARNING, func() string {
+			return fmt.Sprintf("%s: its memory may come to %d bytes, that of all caches of this process to %d, but %s allows %d: there the system slows the process down or ends it; %s, or raise the limit",
+				cache, most, total, limit.from, limit.bytes, remedy)
+		})
+	}
+	return short
+}
+
+// lowerPages is what makes the tables of a context cache smaller.
+const lowerPages = "lower the number of pages, the tokens of a page or max_records"
+
 // tellNoDevice tells that a page table or a coordinator works on host memory although
 // nobody asked for that.
 func tellNoDevice(err error) {
@@ -90,7 +108,7 @@ func doubled(was, is int64) bool { return bits.Len64(uint64(is)) > bits.Len64(ui
 
 // tell tells what has become worse from one call to the next. No lock is held.
 func (x *contextCache) tell(was, is degradations) {
-	// These two are told when their count reaches a power of two (section 14): rare ones
+	// These two are told when their count reaches a power of two: rare ones
 	// all, frequent ones ever more rarely.
 	if doubled(was.forcedCold, is.forcedCold) {
 		logLine(C.PC_LOG_WARNING, fmt.Sprintf("context cache: a batch fitted only without its cached prefixes, so they are computed again; sequences so far: %d", is.forcedCold))

@@ -28,6 +28,7 @@ type manager struct {
 	salt uint64
 	args sequenceArgs
 	req  prefix.AcquireRequest
+	most memoryPlan
 }
 
 func newManager(mu *meteredMutex, m *prefix.Manager) *manager {
@@ -170,6 +171,9 @@ func pcgo_manager_create(in *C.pc_manager_options, result *C.pc_handle) (st C.pc
 	if herr != nil {
 		return fail(herr)
 	}
+	if !tellMemory(&m.most, cfg.MostBytes(), "page manager", lowerPages) {
+		core.Touch()
+	}
 	*result = C.pc_handle(h)
 	return C.PC_OK
 }
@@ -198,7 +202,9 @@ func pcgo_manager_destroy(h *C.pc_handle) (st C.pc_status) {
 	}
 	*h = 0
 	if !broken {
-		object.(*manager).m.Close()
+		m = object.(*manager)
+		m.m.Close()
+		m.most.end()
 	}
 	return C.PC_OK
 }

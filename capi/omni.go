@@ -23,6 +23,7 @@ type omniCache struct {
 	committer *gpu.Committer // the background thread, or nil
 	log       limiter
 	warmer    *warmer // or nil
+	most      memoryPlan
 
 	// engine serialises the engine's calls, which the header says must not
 	// overlap, and with that guards the scratch below: it lets a call cross
@@ -140,6 +141,7 @@ func newOmni(cfg omni.Config) (*omniCache, error) {
 
 // close stops the cache and gives everything back. No call is inside.
 func (o *omniCache) close() (err error) {
+	defer o.most.end()
 	o.cache.Shutdown()
 	if o.warmer != nil {
 		o.warmer.wait()
@@ -271,6 +273,7 @@ func pcgo_omni_open_key(cache C.pc_handle, name *C.char, nameSize C.size_t, rowB
 	if kerr != nil {
 		return fail(kerr)
 	}
+	tellMemory(&o.most, o.cache.MostBytes(), "omni cache", "lower num_blocks, the size of a step or the staging memory")
 	if o.warmer != nil {
 		o.warmer.start()
 	}

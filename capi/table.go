@@ -33,6 +33,7 @@ type pageTable struct {
 	waits    sharedWaits
 	user     *contextCache // the coordinator that uses it, nil for none
 	closing  bool          // destroy has begun
+	most     memoryPlan
 }
 
 // openDevice picks what carries out device work.
@@ -94,8 +95,17 @@ func pcgo_table_create(options *C.pc_table_options, table *C.pc_handle) (st C.pc
 		t.close()
 		return fail(herr)
 	}
+	tellMemory(&t.most, t.mostBytes(), "page table", "lower max_batch or row_width")
 	*table = C.pc_handle(h)
 	return C.PC_OK
+}
+
+// mostBytes is core's two copies of the rows and staging, and on the host the mirror.
+func (t *pageTable) mostBytes() int64 {
+	if t.owned && t.dev.IsHost() {
+		return 4 * t.bytes()
+	}
+	return 3 * t.bytes()
 }
 
 // open makes the device side.
@@ -127,6 +137,7 @@ func (t *pageTable) open(flags C.uint32_t) (err error) {
 
 // close gives back what open got so far.
 func (t *pageTable) close() {
+	t.most.end()
 	if t.dev == nil {
 		return
 	}

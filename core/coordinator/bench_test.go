@@ -19,6 +19,7 @@ func benchCoordinator(b *testing.B, batch, capacity, p int32) (*Coordinator, []C
 	if err != nil {
 		b.Fatal(err)
 	}
+	c.Manager().Touch()
 	return c, make([]Command, c.MaxCommands())
 }
 

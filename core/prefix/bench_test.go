@@ -90,6 +90,7 @@ func replay(tb testing.TB, reqs []traced, cfg Config) replayStats {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	m.Touch()
 	var s replayStats
 	var prompt, output []int32
 	sink := make([]int32, 1<<18)
@@ -219,6 +220,7 @@ func BenchmarkCold(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
+			m.Touch()
 			prompt := make([]int32, 7168)
 			next := int32(0)
 			for b.Loop() {

@@ -27,7 +27,7 @@ type Config struct {
 
 	Identity Identity
 
-	// OriginalRecency keeps the seed's rule that a vanilla hit refreshes no
+	// OriginalRecency keeps the original's rule that a vanilla hit refreshes no
 	// record (C-53). Off, a vanilla hit makes its record most recent.
 	OriginalRecency bool
 
@@ -75,6 +75,25 @@ func (c *Config) check() error {
 		return status.New(status.InvalidArgument, "Identity is %d, want 0 (tokens) or 1 (keys)", c.Identity)
 	}
 	return nil
+}
+
+// MostBytes is what a manager may come to hold, by the formula of docs/sizing.md. What
+// live leases hold is left out: it is small beside the rest, and nobody knows it before.
+func (c *Config) MostBytes() int64 {
+	records := min(c.MaxRecords, max(c.BasePages, c.RecurrentSlots))
+	return int64(c.BasePages)*int64(c.cellWords())*4 + c.tableBytes() + int64(records)*recordBytes
+}
+
+// recordBytes is a record with the run of blocks that it ends; `make load` measures it.
+const recordBytes = 380
+
+// cellWords is how many int32 words the content of a block has: its tokens, or one
+// 128-bit key.
+func (c *Config) cellWords() int {
+	if c.Identity == Keys {
+		return 4
+	}
+	return c.PageTokens
 }
 
 // tableBytes is what New takes of the Go heap: the links and counts of all pools.

@@ -36,7 +36,8 @@ func scattered(tb testing.TB, page, pages int) *Manager {
 func fresh(tb testing.TB, cfg Config) *Manager {
 	tb.Helper()
 	m, err := New(cfg)
-	return must(tb, m, err)
+	must(tb, m, err).Touch()
+	return m
 }
 
 // BenchmarkAcquireCached is one 32 768-token request at 32 tokens a page, fully

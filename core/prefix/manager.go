@@ -10,7 +10,7 @@ import (
 )
 
 // Manager is the CUDA-free manager of pages, records and leases. It starts no
-// goroutine and takes no lock: the caller serialises all calls (section 9).
+// goroutine and takes no lock: the caller serialises all calls.
 type Manager struct {
 	cfg Config
 
@@ -85,20 +85,12 @@ func New(cfg Config) (*Manager, error) {
 		m.tenants = newTenants(m)
 		m.order = tenantOrder{m.order, m.tenants}
 	}
-	width := cfg.PageTokens
-	if cfg.Identity == Keys {
-		width = 4
-	}
+	width := cfg.cellWords()
 	m.content = content{width: width, base: int32(cfg.BasePages), next: m.base.next, seed: maphash.MakeSeed(), hash: cfg.Hash, zero: cfg.ZeroOnRelease}
 	if n := cfg.BasePages * width; n > 0 {
 		// Prompts are nobody's business: they stay out of core dumps.
 		slab, err := rows.NewMirror(int64(cfg.BasePages), int64(width)*4, rows.MirrorOptions{DontDump: true})
 		if err != nil {
-			return nil, err
-		}
-		// Now, so that no request pays for page faults; as far as is decent.
-		if err := slab.Touch(0, min(int64(cfg.BasePages), maxTouch/int64(width*4))); err != nil {
-			slab.Free()
 			return nil, err
 		}
 		m.content.slab = slab
@@ -107,6 +99,14 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m.table.init(512)
 	return m, nil
+}
+
+// Touch makes the memory of the tokens present, so that no request pays for page faults;
+// as far as is decent. For a new manager, unless memory is short.
+func (m *Manager) Touch() {
+	if s := m.content.slab; s != nil {
+		_ = s.Touch(0, min(s.Slots(), maxTouch/s.RowBytes())) // the range is inside
+	}
 }
 
 // notePeaks is called where active slots have just become more.

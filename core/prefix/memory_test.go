@@ -35,3 +35,52 @@ func TestAManagerThatDoesNotFitIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// A new manager leaves its memory to the system; Touch takes it, up to a bound.
+func TestMemoryOfTokensIsPresentWhenThatIsAskedFor(t *testing.T) {
+	for _, c := range []struct {
+		cfg  Config
+		want int64
+	}{
+		{Config{PageTokens: 1 << 10, BasePages: 1 << 10}, 4 << 20},
+		{Config{PageTokens: 1 << 20, BasePages: 1 << 10}, maxTouch}, // of 4 GiB
+		{Config{PageTokens: 1 << 10, RecurrentSlots: 4}, 0},
+	} {
+		m, err := New(c.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resident := func() int64 {
+			if m.content.slab == nil {
+				return 0
+			}
+			return m.content.slab.Memory().Resident()
+		}
+		if got := resident(); got != 0 {
+			t.Errorf("%+v: %d bytes are present, expected none", c.cfg, got)
+		}
+		if m.Touch(); resident() != c.want {
+			t.Errorf("%+v: %d bytes are present after Touch, expected %d", c.cfg, resident(), c.want)
+		}
+		m.Close()
+	}
+}
+
+// The figures are those of docs/sizing.md, worked out by hand.
+func TestMostBytesIsTheSizingFormula(t *testing.T) {
+	for _, c := range []struct {
+		cfg  Config
+		want int64
+	}{
+		{Config{PageTokens: 16, BasePages: 1000, MaxRecords: 10}, 1000*(64+4) + 10*380},
+		{Config{PageTokens: 16, BasePages: 1000, MaxRecords: 1 << 22}, 1000 * (64 + 4 + 380)}, // a record ends a block at least
+		{Config{PageTokens: 128, BasePages: 1000, DraftPages: 500, MaxRecords: 0}, 1000*(512+4) + 500*16},
+		{Config{PageTokens: 128, BasePages: 1000, Identity: Keys}, 1000 * (16 + 4)},
+		{Config{PageTokens: 128, RecurrentSlots: 7, MaxRecords: 100}, 7*380 + 7*12},
+		{Config{PageTokens: 1 << 20, BasePages: maxCapacity}, maxCapacity * (4<<20 + 4)},
+	} {
+		if got := c.cfg.MostBytes(); got != c.want {
+			t.Errorf("%+v: %d bytes, expected %d", c.cfg, got, c.want)
+		}
+	}
+}

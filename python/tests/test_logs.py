@@ -222,3 +222,53 @@ def test_huge_pages_are_told_once_where_they_are_off() -> None:
         """
     )
     assert len(found) == int(off) and all("transparent huge pages are off" in line for line in found)
+
+
+LARGE_OMNI = """
+    key = ctypes.c_uint32()
+    options = _ffi.OmniOptions(struct_size=ctypes.sizeof(_ffi.OmniOptions), num_blocks=1 << 16, block_size=16, flags=1)
+    for caches in range(2):
+        library.check(library.omni_create(options, handle))
+        for name in (b"a", b"b", b"c"):
+            row = memory * 2 // (1 << 20)
+            library.check(library.omni_open_key(handle, name, 1, row, 0, 0, key))
+"""
+LARGE_CONTEXT = """
+    from prefixcache.context import ContextCacheManager
+    manager = ContextCacheManager(base_pages=memory * 2 // (4 << 20), tokens_per_page=1 << 20)
+    with open("/proc/self/statm") as f:
+        assert int(f.read().split()[1]) < 128 << 8  # pages: 128 MiB, it waits for the tokens
+"""
+
+
+@pytest.mark.parametrize(
+    "cache, code, advice",
+    [("omni cache", LARGE_OMNI, "lower num_blocks"), ("page manager", LARGE_CONTEXT, "lower the number of pages")],
+    ids=["omni", "context"],
+)
+def test_a_cache_that_may_come_to_more_than_there_is_is_told_once(cache: str, code: str, advice: str) -> None:
+    """The limit is that of the machine, or of the control group if it has a lower one."""
+    memory = int(Path("/proc/meminfo").read_text().partition("MemTotal:")[2].split()[0]) << 10
+    start = f"""
+        import ctypes
+        from prefixcache import _ffi
+        library, handle, memory = _ffi.load(), ctypes.c_uint64(), {memory}
+    """
+    lines = logged(textwrap.dedent(start) + textwrap.dedent(code))
+    (line,) = [line for line in lines if "transparent huge pages are off" not in line]
+    told = re.fullmatch(
+        rf"WARNING {cache}: its memory may come to (\d+) bytes, that of all caches of this process to (\d+), "
+        rf"but (\S+|MemTotal in /proc/meminfo) allows (\d+): .*; {advice}.*, or raise the limit",
+        line,
+    )
+    assert told, line
+    assert memory * 2 * 0.99 < int(told[1]) < memory * 2.1 and told[2] == told[1]
+    if told[3] == "MemTotal in /proc/meminfo":
+        assert int(told[4]) == memory
+    else:
+        assert int(told[4]) == int(Path(told[3]).read_text()) < memory
+
+
+def test_a_cache_that_fits_is_not_told_of_limits() -> None:
+    code = "from prefixcache.context import ContextCacheManager; ContextCacheManager(base_pages=1 << 16)"
+    assert logged(code) == []
