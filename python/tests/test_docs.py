@@ -174,6 +174,14 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_links_into_pages_lead_to_headings(page):
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", prose(page)):
+        there = (REPOSITORY / page).parent / target if target else REPOSITORY / page
+        headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}, anchor
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_files_exist(page):
     tops = ("capi", "core", "cpp_tests", "docs", "gpu", "include", "python", "scripts", "gates", "abi")
     for name in quoted(page):
