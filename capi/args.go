@@ -60,18 +60,36 @@ func aligned[T any](argument string, p *T) *status.Error {
 	return nil
 }
 
-// structSize checks the size a caller wrote into a struct it passes in. Larger
-// structs of a newer header are accepted only when what we do not know is zero.
-func structSize[T any](argument string, p *T, size C.uint32_t, minimum, known uintptr) *status.Error {
+// maxStructBytes is beyond every struct that a header will ever have: a larger
+// struct_size was never set.
+const maxStructBytes = 1 << 16
+
+// statsMinBytes is the least that a caller of statistics has: struct_size, and the
+// field beside it.
+const statsMinBytes = 8
+
+// outSize checks the size a caller wrote into a struct that a call fills. A larger one
+// of a newer header is welcome: fill leaves alone what we do not know.
+func outSize[T any](argument string, p *T, size C.uint32_t, minimum uintptr) *status.Error {
 	if err := aligned(argument, p); err != nil {
 		return err
 	}
 	if uintptr(size) < minimum {
 		return status.New(status.Unsupported, "%s.struct_size: %d, expected at least %d (sizeof the struct in prefixcache.h)", argument, uint32(size), minimum)
 	}
-	if uintptr(size) > 1<<16 {
-		return status.New(status.Unsupported, "%s.struct_size: %d, expected %d (was the struct zeroed and its struct_size set?)", argument, uint32(size), known)
+	if uintptr(size) > maxStructBytes {
+		return status.New(status.Unsupported, "%s.struct_size: %d, expected %d (was the struct zeroed and its struct_size set?)", argument, uint32(size), unsafe.Sizeof(*p))
 	}
+	return nil
+}
+
+// inSize is outSize for a struct that a call reads: a larger one is accepted only when
+// what we do not know is zero, so that no setting is ignored.
+func inSize[T any](argument string, p *T, size C.uint32_t, minimum uintptr) *status.Error {
+	if err := outSize(argument, p, size, minimum); err != nil {
+		return err
+	}
+	known := unsafe.Sizeof(*p)
 	for off := known; off < uintptr(size); off++ {
 		if *(*byte)(unsafe.Add(unsafe.Pointer(p), off)) != 0 {
 			return status.New(status.Unsupported, "%s: byte %d is set, but this library knows only the first %d bytes: it is older than the host's header", argument, off, known)

@@ -64,7 +64,7 @@ func pcgo_buffer_get_stats(stats *C.pc_buffer_stats) (st C.pc_status) {
 	if err := out("stats", stats); err != nil {
 		return fail(err)
 	}
-	if err := structSize("stats", stats, stats.struct_size, 8, unsafe.Sizeof(*stats)); err != nil {
+	if err := outSize("stats", stats, stats.struct_size, statsMinBytes); err != nil {
 		return fail(err)
 	}
 	s := arena.Stats()

@@ -34,7 +34,7 @@ func (a *sequenceArgs) request(s *C.pc_sequence, keyed bool, req *prefix.Acquire
 	if s == nil {
 		return status.New(status.InvalidArgument, "sequence: null, expected a pc_sequence")
 	}
-	if err := structSize("sequence", s, s.struct_size, unsafe.Sizeof(*s), unsafe.Sizeof(*s)); err != nil {
+	if err := inSize("sequence", s, s.struct_size, unsafe.Sizeof(*s)); err != nil {
 		return err
 	}
 	if err := reserved("sequence.reserved0", uint64(s.reserved0)); err != nil {
@@ -175,7 +175,7 @@ func (a *admissionArgs) convert(in *C.pc_admission, maxBatch int32) (*coordinato
 	if in == nil {
 		return nil, status.New(status.InvalidArgument, "admission: null, expected a pc_admission")
 	}
-	if err := structSize("admission", in, in.struct_size, unsafe.Sizeof(*in), unsafe.Sizeof(*in)); err != nil {
+	if err := inSize("admission", in, in.struct_size, unsafe.Sizeof(*in)); err != nil {
 		return nil, err
 	}
 	for _, v := range in.reserved {

@@ -20,7 +20,7 @@ func (x *contextCache) config(in *C.pc_context_options) (*coordinator.Config, er
 	if in == nil {
 		return nil, status.New(status.InvalidArgument, "options: null, expected a pc_context_options")
 	}
-	if err := structSize("options", in, in.struct_size, unsafe.Offsetof(in.tenant_quota), unsafe.Sizeof(*in)); err != nil {
+	if err := inSize("options", in, in.struct_size, unsafe.Offsetof(in.tenant_quota)); err != nil {
 		return nil, err
 	}
 	known := options(in, in.struct_size)

@@ -30,7 +30,7 @@ func pcgo_context_get_request(ctx, request C.pc_handle, info *C.pc_request_info)
 	if err := out("info", info); err != nil {
 		return fail(err)
 	}
-	if err := structSize("info", info, info.struct_size, 8, 1<<16); err != nil {
+	if err := outSize("info", info, info.struct_size, statsMinBytes); err != nil {
 		return fail(err)
 	}
 	r, err := x.c.Request(coordinator.Handle(request))
@@ -55,7 +55,7 @@ func pcgo_context_get_sequence(ctx, request C.pc_handle, index C.uint32_t, info 
 	if err := out("info", info); err != nil {
 		return fail(err)
 	}
-	if err := structSize("info", info, info.struct_size, 8, 1<<16); err != nil {
+	if err := outSize("info", info, info.struct_size, statsMinBytes); err != nil {
 		return fail(err)
 	}
 	s, err := x.c.Sequence(coordinator.Handle(request), int(index))
@@ -125,7 +125,7 @@ func pcgo_context_get_metrics(ctx C.pc_handle, metrics *C.pc_context_metrics) (s
 	if err := out("metrics", metrics); err != nil {
 		return fail(err)
 	}
-	if err := structSize("metrics", metrics, metrics.struct_size, 8, 1<<16); err != nil {
+	if err := outSize("metrics", metrics, metrics.struct_size, statsMinBytes); err != nil {
 		return fail(err)
 	}
 	fill(metrics, metrics.struct_size, x.metrics())
@@ -209,7 +209,7 @@ func pcgo_context_validate_deployment(in *C.pc_deployment, kind *C.uint32_t) (st
 	if in == nil {
 		return failNew(status.InvalidArgument, "deployment: null, expected a pc_deployment")
 	}
-	if err := structSize("deployment", in, in.struct_size, unsafe.Sizeof(*in), unsafe.Sizeof(*in)); err != nil {
+	if err := inSize("deployment", in, in.struct_size, unsafe.Sizeof(*in)); err != nil {
 		return fail(err)
 	}
 	for _, v := range in.reserved {

@@ -89,7 +89,7 @@ func (x *contextCache) advance(a *C.pc_advance, decode bool) (common, publishabl
 	if a == nil {
 		return nil, nil, status.New(status.InvalidArgument, "advance: null, expected a pc_advance")
 	}
-	if serr = structSize("advance", a, a.struct_size, unsafe.Sizeof(*a), unsafe.Sizeof(*a)); serr != nil {
+	if serr = inSize("advance", a, a.struct_size, unsafe.Sizeof(*a)); serr != nil {
 		return nil, nil, serr
 	}
 	for _, v := range a.reserved {

@@ -48,7 +48,7 @@ func checkWork(work *C.pc_work) *status.Error {
 	if err := out("work", work); err != nil {
 		return err
 	}
-	if err := structSize("work", work, work.struct_size, unsafe.Sizeof(*work), 1<<16); err != nil {
+	if err := outSize("work", work, work.struct_size, unsafe.Sizeof(*work)); err != nil {
 		return err
 	}
 	work.count = 0

@@ -115,7 +115,7 @@ func pcgo_manager_create(in *C.pc_manager_options, result *C.pc_handle) (st C.pc
 	if in == nil {
 		return failNew(status.InvalidArgument, "options: null, expected a pc_manager_options")
 	}
-	if err := structSize("options", in, in.struct_size, unsafe.Offsetof(in.tenant_quota), unsafe.Sizeof(*in)); err != nil {
+	if err := inSize("options", in, in.struct_size, unsafe.Offsetof(in.tenant_quota)); err != nil {
 		return fail(err)
 	}
 	options := options(in, in.struct_size)
@@ -309,7 +309,7 @@ func (m *manager) plan(mode, lookup C.uint32_t, sequence *C.pc_sequence, plan *C
 	if err := out("plan", plan); err != nil {
 		return err
 	}
-	if err := structSize("plan", plan, plan.struct_size, unsafe.Sizeof(*plan), 1<<16); err != nil {
+	if err := outSize("plan", plan, plan.struct_size, unsafe.Sizeof(*plan)); err != nil {
 		return err
 	}
 	m.req = prefix.AcquireRequest{Mode: prefix.Mode(mode), Policy: prefix.LookupPolicy(lookup), NoAttention: mode == C.PC_PLAN_HYBRID && !m.pages}
@@ -402,7 +402,7 @@ func checkPublication(p *C.pc_publication) *status.Error {
 	if p == nil {
 		return nil
 	}
-	return structSize("publication", p, p.struct_size, unsafe.Sizeof(*p), 1<<16)
+	return outSize("publication", p, p.struct_size, unsafe.Sizeof(*p))
 }
 
 func published(p *C.pc_publication, res prefix.PublishResult, err error) C.pc_status {

@@ -247,7 +247,7 @@ func pcgo_manager_get_stats(h C.pc_handle, stats *C.pc_manager_stats) (st C.pc_s
 	if err := out("stats", stats); err != nil {
 		return fail(err)
 	}
-	if err := structSize("stats", stats, stats.struct_size, 8, 1<<16); err != nil {
+	if err := outSize("stats", stats, stats.struct_size, statsMinBytes); err != nil {
 		return fail(err)
 	}
 	fill(stats, stats.struct_size, m.stats())

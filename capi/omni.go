@@ -69,7 +69,7 @@ func pcgo_omni_create(in *C.pc_omni_options, cache *C.pc_handle) (st C.pc_status
 	if in == nil {
 		return failNew(status.InvalidArgument, "options: null, expected a pc_omni_options")
 	}
-	if err := structSize("options", in, in.struct_size, unsafe.Offsetof(in.warm_bytes), unsafe.Sizeof(*in)); err != nil {
+	if err := inSize("options", in, in.struct_size, unsafe.Offsetof(in.warm_bytes)); err != nil {
 		return fail(err)
 	}
 	options := options(in, in.struct_size)
@@ -330,7 +330,7 @@ func pcgo_omni_save(cache C.pc_handle, args *C.pc_omni_save_args) (st C.pc_statu
 	if args == nil {
 		return failNew(status.InvalidArgument, "args: null, expected a pc_omni_save_args")
 	}
-	if err := structSize("args", args, args.struct_size, unsafe.Sizeof(*args), unsafe.Sizeof(*args)); err != nil {
+	if err := inSize("args", args, args.struct_size, unsafe.Sizeof(*args)); err != nil {
 		return fail(err)
 	}
 	if args.flags != 0 {
@@ -434,7 +434,7 @@ func pcgo_omni_get_stats(cache C.pc_handle, stats *C.pc_omni_stats) (st C.pc_sta
 	if err := out("stats", stats); err != nil {
 		return fail(err)
 	}
-	if err := structSize("stats", stats, stats.struct_size, 8, unsafe.Sizeof(*stats)); err != nil {
+	if err := outSize("stats", stats, stats.struct_size, statsMinBytes); err != nil {
 		return fail(err)
 	}
 	fill(stats, stats.struct_size, o.stats())

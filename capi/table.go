@@ -67,7 +67,7 @@ func pcgo_table_create(options *C.pc_table_options, table *C.pc_handle) (st C.pc
 	if options == nil {
 		return failNew(status.InvalidArgument, "options: null, expected a pc_table_options")
 	}
-	if err := structSize("options", options, options.struct_size, unsafe.Sizeof(*options), unsafe.Sizeof(*options)); err != nil {
+	if err := inSize("options", options, options.struct_size, unsafe.Sizeof(*options)); err != nil {
 		return fail(err)
 	}
 	if options.flags&^C.PC_HOST_MEMORY != 0 {
@@ -376,7 +376,7 @@ func pcgo_table_get_info(h C.pc_handle, info *C.pc_table_info) (st C.pc_status) 
 	if err := out("info", info); err != nil {
 		return fail(err)
 	}
-	if err := structSize("info", info, info.struct_size, 8, 1<<16); err != nil {
+	if err := outSize("info", info, info.struct_size, statsMinBytes); err != nil {
 		return fail(err)
 	}
 	v := C.pc_table_info{max_batch: C.int32_t(t.t.MaxBatch()), row_width: C.int32_t(t.t.Width()), num_pages: C.int32_t(t.t.Pages()),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from ctypes import byref, c_void_p
+from functools import partial
 
 import pytest
 from abi import (
@@ -578,6 +579,17 @@ def test_older_stats_struct(lib, cache):
     s.struct_size = 4
     assert lib.pc_omni_get_stats(cache, byref(s)) == UNSUPPORTED
     assert lib.pc_omni_get_stats(cache, None) == INVALID
+
+
+@pytest.mark.parametrize("name", ["omni", "buffer"])
+def test_newer_stats_struct(lib, cache, name):
+    """Results are filled as far as the library knows, whatever a newer host has behind that."""
+    size = ctypes.sizeof(OmniStats) if name == "omni" else 40
+    room = (ctypes.c_uint8 * (size + 16))(*[0xAB] * (size + 16))
+    ctypes.c_uint32.from_buffer(room).value = size + 16
+    call = partial(lib.pc_omni_get_stats, cache) if name == "omni" else lib.pc_buffer_get_stats
+    assert call(byref(room)) == OK, error(lib)
+    assert bytes(room[size:]) == b"\xab" * 16 and bytes(room[size - 8 : size]) != b"\xab" * 8
 
 
 def test_error_text_is_per_thread(lib, cache):
