@@ -6,7 +6,7 @@ import ctypes
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -82,6 +82,18 @@ class PrefixCacheConfig:
             tokens = 1024
         return cls(num_blocks=num_blocks, block_size=block_size, staging_capacity_tokens=max(1, tokens))
 
+    @classmethod
+    def of(cls, config: Any) -> PrefixCacheConfig:
+        """A configuration of the host's own class as ours: its fields, and our defaults for the rest.
+
+        Raises PrefixCacheArgumentError for anything else.
+        """
+        if isinstance(config, cls):
+            return config
+        if not hasattr(config, "num_blocks") or not hasattr(config, "block_size"):
+            raise PrefixCacheArgumentError(f"config is {config!r}, expected a PrefixCacheConfig")
+        return cls(**{f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)})
+
     def options(self, eager: bool) -> _ffi.OmniOptions:
         """The same as the library's struct, where zero would mean "default".
 
@@ -128,9 +140,12 @@ class PrefixCacheConfig:
     def _integer(self, name: str) -> int:
         value = getattr(self, name)
         try:
-            return int(value)
+            number = int(value)  # 2e9 bytes are fine, 4.5 blocks or the text "16" are not
+            if number == value:
+                return number
         except (TypeError, ValueError, OverflowError):
-            raise PrefixCacheArgumentError(f"PrefixCacheConfig.{name} is {value!r}, expected an integer") from None
+            pass
+        raise PrefixCacheArgumentError(f"PrefixCacheConfig.{name} is {value!r}, expected an integer")
 
 
 @dataclass(frozen=True)
@@ -160,10 +175,23 @@ class ModelCachePolicy:
     def from_model(cls, model: Any) -> ModelCachePolicy:
         """Reads ``requires_full_prefix_cached_hidden_states`` (default True) and
         ``deferred_prefix_cache_mm_keys`` (iterable or None) of a model."""
+        keys = getattr(model, "deferred_prefix_cache_mm_keys", None) or ()
+        if isinstance(keys, str) or not isinstance(keys, Iterable):  # a text would be a set of letters
+            raise PrefixCacheArgumentError(f"deferred_prefix_cache_mm_keys is {keys!r}, expected names")
         return cls(
             needs_full_hidden_states=bool(getattr(model, "requires_full_prefix_cached_hidden_states", True)),
-            deferred_keys=frozenset(getattr(model, "deferred_prefix_cache_mm_keys", None) or ()),
+            deferred_keys=frozenset(keys),
         )
+
+    @classmethod
+    def of(cls, policy: Any) -> ModelCachePolicy:
+        """A policy of the host's own class as ours. Raises PrefixCacheArgumentError for anything else."""
+        if not hasattr(policy, "needs_full_hidden_states") or not hasattr(policy, "deferred_keys"):
+            raise PrefixCacheArgumentError(f"policy is {policy!r}, expected a ModelCachePolicy")
+        keys = policy.deferred_keys
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            raise PrefixCacheArgumentError(f"policy.deferred_keys is {keys!r}, expected a set of names")
+        return cls(needs_full_hidden_states=bool(policy.needs_full_hidden_states), deferred_keys=frozenset(keys))
 
 
 class StageCacheOutputs(NamedTuple):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral
 from operator import index
 from typing import Any
@@ -35,11 +36,37 @@ def step_counts(unpadded: Any, padded: Any) -> tuple[int, int]:
 
 
 def listed(name: str, values: Iterable[Any]) -> list[Any]:
-    """Any iterable as a list."""
+    """Any iterable as a list; a text is one of letters, which nobody means."""
+    if not isinstance(values, str):
+        with suppress(TypeError):
+            return list(values)
+    raise PrefixCacheArgumentError(f"{name} is a {type(values).__name__}, expected an iterable of ids or requests")
+
+
+def unhashable(name: str, ids: Iterable[Any]) -> PrefixCacheArgumentError:
+    """The error for ids of which one, as a TypeError has shown, cannot be looked up."""
+    wrong = next((r for r in ids if not _has_hash(r)), None)
+    return PrefixCacheArgumentError(f"{name} has {wrong!r}, expected ids that can be hashed")
+
+
+def _has_hash(value: Any) -> bool:
     try:
-        return list(values)
+        hash(value)
     except TypeError:
-        raise PrefixCacheArgumentError(f"{name} is a {type(values).__name__}, expected an iterable") from None
+        return False
+    return True
+
+
+def request_id(requests: Sequence[Any], position: int) -> Any:
+    """The id of a new request. Raises PrefixCacheArgumentError when it has none that can be hashed."""
+    what = f"scheduled_new_reqs[{position}]"
+    try:
+        r = requests[position].req_id
+    except AttributeError:
+        raise PrefixCacheArgumentError(f"{what} is {requests[position]!r}, expected an object with req_id") from None
+    if not _has_hash(r):
+        raise PrefixCacheArgumentError(f"req_id of {what} is {r!r}, expected an id that can be hashed")
+    return r
 
 
 def mapping(name: str, value: Any) -> Mapping[Any, Any]:

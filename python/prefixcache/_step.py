@@ -10,6 +10,7 @@ import torch
 from prefixcache._batch import BatchLayout, RowPlan, runs
 from prefixcache._config import HIDDEN_KEY, StageCacheOutputs
 from prefixcache._errors import OmniPrefixCacheUnmatchError
+from prefixcache._inputs import unhashable
 from prefixcache._landing import Landing
 from prefixcache._leftovers import element_of, unpinned
 from prefixcache._rows import Key
@@ -52,7 +53,10 @@ class StepContext:
         with a hit when its hidden rows cannot be joined to the cached ones.
         """
         index = self.layout.index
-        outside = set(req_ids).difference(index)
+        try:
+            outside = set(req_ids).difference(index)
+        except TypeError:
+            raise unhashable("req_ids", req_ids) from None
         if outside:
             raise OmniPrefixCacheUnmatchError(
                 f"materialize(step {step_id}) got req ids outside the save snapshot: {sorted(outside, key=str)[:8]}"

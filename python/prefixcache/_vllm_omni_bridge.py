@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from prefixcache._errors import OmniPrefixCacheStagingTimeoutError, OmniPrefixCacheUnmatchError
-from prefixcache.omni import ModelCachePolicy, OmniPrefixCacheManager, PrefixCacheConfig
+from prefixcache.omni import OmniPrefixCacheManager
 from prefixcache.view import FullAttentionGroupView
 
 
@@ -64,7 +64,7 @@ def make_manager(errors: HostErrors, adapter: Any = None) -> type:
 
     ``adapter`` is the host's adapter module, None for releases without one.
     """
-    base = _runner_manager() if adapter is None else _adapter_manager(errors, adapter)
+    base = OmniPrefixCacheManager if adapter is None else _adapter_manager(errors, adapter)
     names = (
         "__init__",
         "register_policy",
@@ -76,31 +76,6 @@ def make_manager(errors: HostErrors, adapter: Any = None) -> type:
     )
     body = {name: errors.raising(getattr(base, name)) for name in names}
     return type("OmniPrefixCacheManager", (base,), {"__module__": __name__, "__doc__": base.__doc__, **body})
-
-
-def _own_config(config: Any) -> PrefixCacheConfig:
-    """The host's configuration object as ours, field by field."""
-    fields = PrefixCacheConfig.__dataclass_fields__
-    return PrefixCacheConfig(**{name: getattr(config, name) for name in fields if hasattr(config, name)})
-
-
-def _own_policy(policy: Any) -> ModelCachePolicy:
-    return ModelCachePolicy(
-        needs_full_hidden_states=bool(policy.needs_full_hidden_states), deferred_keys=frozenset(policy.deferred_keys)
-    )
-
-
-def _runner_manager() -> type:
-    class RunnerManager(OmniPrefixCacheManager):
-        """The manager that vllm-omni's runner drives with scheduler output."""
-
-        def __init__(self, config: Any, view: Any, *, eager: bool | None = None) -> None:
-            super().__init__(_own_config(config), view, eager=eager)
-
-        def register_policy(self, policy: Any) -> None:
-            super().register_policy(_own_policy(policy))
-
-    return RunnerManager
 
 
 class _LayoutView:
@@ -132,10 +107,7 @@ def _adapter_manager(errors: HostErrors, adapter: Any) -> type:
         def __init__(self, config: Any, *, eager: bool | None = None) -> None:
             self._layout_view = _LayoutView(int(config.block_size))
             self._step_counts: dict[str, int] = {}
-            super().__init__(_own_config(config), self._layout_view, eager=eager)
-
-        def register_policy(self, policy: Any) -> None:
-            super().register_policy(_own_policy(policy))
+            super().__init__(config, self._layout_view, eager=eager)
 
         def new_step_starts(self, step: Any) -> None:
             if not isinstance(step, step_type):

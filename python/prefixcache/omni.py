@@ -36,9 +36,20 @@ from prefixcache._device import default_eager
 from prefixcache._errors import (
     OmniPrefixCacheStagingTimeoutError,
     OmniPrefixCacheUnmatchError,
+    PrefixCacheArgumentError,
     PrefixCacheError,
 )
-from prefixcache._inputs import MAX_COUNT, hit_blocks, listed, mapping, slot_array, step_counts, token_count
+from prefixcache._inputs import (
+    MAX_COUNT,
+    hit_blocks,
+    listed,
+    mapping,
+    request_id,
+    slot_array,
+    step_counts,
+    token_count,
+    unhashable,
+)
 from prefixcache._outputs import Repeat, place_rows, sort_outputs
 from prefixcache._rows import Key, KeyTable
 from prefixcache._step import StepContext
@@ -81,7 +92,11 @@ class OmniPrefixCacheManager:
     """
 
     def __init__(self, config: PrefixCacheConfig, view: GroupView, *, eager: bool | None = None) -> None:
+        config = PrefixCacheConfig.of(config)
         self._eager = default_eager() if eager is None else bool(eager)
+        options = config.options(self._eager)
+        if not (hasattr(view, "batch_req_ids") and hasattr(view, "step_slots_cpu")):
+            raise PrefixCacheArgumentError(f"view is {view!r}, expected batch_req_ids and step_slots_cpu")
         self._config = config
         self._view = view
         self._policy = ModelCachePolicy()
@@ -89,7 +104,7 @@ class OmniPrefixCacheManager:
         self._numbers: dict[str, int] = {}
         self._next_number = 1
         numbers = self._numbers  # and not self: that would keep the cache until a garbage collection
-        self._cache = OmniCache(config.options(self._eager), lambda: {n: r for r, n in list(numbers.items())})
+        self._cache = OmniCache(options, lambda: {n: r for r, n in list(numbers.items())})
         self._keys = KeyTable(self._cache.library, self._cache.handle)
 
         # The scheduler output of this step: counts, and the hits that were accepted.
@@ -117,6 +132,7 @@ class OmniPrefixCacheManager:
 
         Raises PrefixCacheError once a step was saved.
         """
+        policy = ModelCachePolicy.of(policy)
         self._cache.set_policy(policy.needs_full_hidden_states)
         self._policy = policy
         self._repeat = None
@@ -139,7 +155,12 @@ class OmniPrefixCacheManager:
         arrivals = getattr(scheduler_output, "scheduled_new_reqs", None)
         if arrivals is not None and type(arrivals) is not list:
             arrivals = listed("scheduled_new_reqs", arrivals)
-        scheduled = scheduler_output.num_scheduled_tokens
+        try:
+            scheduled = scheduler_output.num_scheduled_tokens
+        except AttributeError:
+            raise PrefixCacheArgumentError(
+                f"scheduler_output is {scheduler_output!r}, expected an object with num_scheduled_tokens"
+            ) from None
         if type(scheduled) is not dict:
             scheduled = dict(mapping("num_scheduled_tokens", scheduled))
         if not self._engine.acquire(False):
@@ -161,12 +182,15 @@ class OmniPrefixCacheManager:
 
     def _begin_with(self, finished: Collection[str], arrivals: Sequence[Any]) -> None:
         numbers = self._numbers
-        leaving = {r: numbers[r] for r in finished if r in numbers}
+        try:
+            leaving = {r: numbers[r] for r in finished if r in numbers}
+        except TypeError:
+            raise unhashable("finished_req_ids", finished) from None
         # An id may finish and come back within one output: it is a new request then.
         fresh: dict[str, int] = {}
         packed: list[Arrival] = []
-        for request in arrivals:
-            r = request.req_id
+        for i, request in enumerate(arrivals):
+            r = request_id(arrivals, i)
             number = fresh.get(r) or (None if r in leaving else numbers.get(r))
             if number is None:
                 number = fresh[r] = self._next_number + len(fresh)
@@ -252,11 +276,14 @@ class OmniPrefixCacheManager:
 
     def _batch_layout(self, ids: Iterable[str]) -> BatchLayout:
         """A layout for this step; the last step's when it is only a list of another type."""
-        ids = list(ids)
+        ids = listed("batch_req_ids()", ids)
         if self._layout is not None and self._layout.ids == ids:
             return self._layout
         numbers = self._numbers
-        counts = {r: self._scheduled.get(r, 0) for r in ids}
+        try:
+            counts = {r: self._scheduled.get(r, 0) for r in ids}
+        except TypeError:
+            raise unhashable("batch_req_ids()", ids) from None
         passing: dict[str, int] = {}
         for r in ids:
             # A request that no scheduler output announced has rows all the same. Without

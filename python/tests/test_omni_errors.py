@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from omni_host import eventually, rows, same
@@ -9,8 +11,10 @@ from omni_host import eventually, rows, same
 from prefixcache import PrefixCacheArgumentError, PrefixCacheError
 from prefixcache.omni import (
     ModelCachePolicy,
+    OmniPrefixCacheManager,
     OmniPrefixCacheStagingTimeoutError,
     OmniPrefixCacheUnmatchError,
+    PrefixCacheConfig,
 )
 
 
@@ -218,3 +222,105 @@ def test_failed_saves_leave_the_budget_and_the_staging_slots_alone(make_host):
     host.begin({"A": 1})
     assert same(host.read(host.save(), "A").hidden_states["A"], rows("A", 0, 1))
     eventually(lambda: host.manager.stats()["staged_bytes"] == 0)
+
+
+# Arguments that no caller can mean: each error says which, what it was, and what was expected.
+
+
+def output(**fields: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"num_scheduled_tokens": {}, **fields})
+
+
+@pytest.mark.parametrize(
+    ("scheduler_output", "text"),
+    [
+        (None, "scheduler_output is None, expected an object with num_scheduled_tokens"),
+        (SimpleNamespace(finished_req_ids=()), "expected an object with num_scheduled_tokens"),
+        (output(scheduled_new_reqs=[None]), r"scheduled_new_reqs\[0\] is None, expected an object with req_id"),
+        (output(scheduled_new_reqs=["A"]), r"scheduled_new_reqs\[0\] is 'A', expected an object with req_id"),
+        (output(scheduled_new_reqs=[SimpleNamespace(req_id=[1])]), r"req_id of scheduled_new_reqs\[0\] is \[1\]"),
+        (output(scheduled_new_reqs="AB"), "scheduled_new_reqs is a str, expected an iterable"),
+        (output(finished_req_ids=["A", {}]), r"finished_req_ids has \{\}, expected ids that can be hashed"),
+        (output(finished_req_ids="A"), "finished_req_ids is a str, expected an iterable"),
+    ],
+)
+def test_a_scheduler_output_that_cannot_be_meant(host, scheduler_output, text):
+    host.arrive("A", [0])
+    host.go({"A": 1})
+    with pytest.raises(PrefixCacheArgumentError, match=text):
+        host.manager.new_step_starts(scheduler_output)
+    assert host.manager.stats()["live_requests"] == 1
+    assert same(host.go({"A": 1}).hidden_states["A"], rows("A", 1, 2))
+
+
+@pytest.mark.parametrize("ids", [None, 5, "A", [["A"]], [{}]])
+def test_a_batch_that_cannot_be_meant(host, ids):
+    host.arrive("A", [0])
+    host.begin({"A": 1})
+    good, host.view.batch_req_ids = host.view.batch_req_ids, lambda: ids
+    with pytest.raises(PrefixCacheArgumentError, match=r"batch_req_ids\(\) (is a|has) .*, expected"):
+        host.save()
+    host.view.batch_req_ids = good
+    assert same(host.read(host.save(), "A").hidden_states["A"], rows("A", 0, 1))
+
+
+@pytest.mark.parametrize("ids", [None, 5, "A", [["A"]], [{}]])
+def test_ids_to_materialize_that_cannot_be_meant(host, ids):
+    host.arrive("A", [0])
+    step = host.run({"A": 1})
+    with pytest.raises(PrefixCacheArgumentError, match=r"req_ids (is a|has) .*, expected"):
+        host.manager.materialize(step, ids)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        None,
+        frozenset({"d"}),
+        ModelCachePolicy(deferred_keys="codes"),
+        ModelCachePolicy(deferred_keys=None),
+        ModelCachePolicy(deferred_keys=7),
+    ],
+)
+def test_a_policy_that_cannot_be_meant(host, policy):
+    with pytest.raises(PrefixCacheArgumentError, match=r"policy.* is .*, expected"):
+        host.manager.register_policy(policy)
+    assert host.manager._policy == host.policy
+
+
+def test_deferred_names_of_a_model_are_not_one_text():
+    # A set of its letters would defer nothing.
+    model = SimpleNamespace(deferred_prefix_cache_mm_keys="codes")
+    with pytest.raises(PrefixCacheArgumentError, match="deferred_prefix_cache_mm_keys is 'codes', expected"):
+        ModelCachePolicy.from_model(model)
+
+
+@pytest.mark.parametrize("config", [None, 16, {"num_blocks": 4, "block_size": 4}])
+def test_a_configuration_that_is_none(host, config):
+    with pytest.raises(PrefixCacheArgumentError, match=r"config is .*, expected a PrefixCacheConfig"):
+        OmniPrefixCacheManager(config, host.view)
+
+
+def test_configuration_and_policy_may_be_of_the_host_s_own_classes(host):
+    config = SimpleNamespace(num_blocks=8, block_size=4, staging_depth=1, staging_claim_timeout_s=0)
+    manager = OmniPrefixCacheManager(config, host.view, eager=True)
+    manager.register_policy(SimpleNamespace(needs_full_hidden_states=False, deferred_keys={"d"}))
+    assert manager.stats()["staging_depth"] == 1
+    host.manager = manager
+    host.arrive("A", [0])
+    assert host.go({"A": 2}, ("d",)).hidden_states is None
+    assert host.manager.stats()["pending_writes"] == 1
+
+
+@pytest.mark.parametrize("view", [None, object(), SimpleNamespace(batch_req_ids=list)])
+def test_a_view_that_is_none(view):
+    with pytest.raises(PrefixCacheArgumentError, match="view is .*, expected batch_req_ids and step_slots_cpu"):
+        OmniPrefixCacheManager(PrefixCacheConfig(num_blocks=4, block_size=4), view)
+
+
+@pytest.mark.parametrize("size", [4.5, "16", [4], float("nan")])
+@pytest.mark.parametrize("name", ["num_blocks", "block_size", "staging_depth", "gpu_staging_bytes", "warm_bytes"])
+def test_sizes_are_not_rounded_or_read_from_text(host, name, size):
+    config = PrefixCacheConfig(**{"num_blocks": 4, "block_size": 4, name: size})
+    with pytest.raises(PrefixCacheArgumentError, match=f"PrefixCacheConfig.{name} is .*, expected an integer"):
+        OmniPrefixCacheManager(config, host.view)
