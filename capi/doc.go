@@ -12,7 +12,8 @@
 // handle table; args.go the checks of pointers and lengths; errors.go error
 // text and panic recovery; log.go and log_events.go the lines of the log;
 // metrics.go, metrics_table.go and metrics_text.go the Prometheus page; buffers.go
-// the result arena; omni.go and context.go one export per function of the header.
+// the result arena; omni*.go, manager*.go, table.go and context*.go one export per
+// function of the header: the object itself, its steps or leases, its queries.
 //
 // Rules that every export keeps:
 //   - it defers guard, so that no panic unwinds into C;

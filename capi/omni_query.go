@@ -5,7 +5,71 @@ package main
 */
 import "C"
 
-import "libprefixcache/core/omni"
+import (
+	"unsafe"
+
+	"libprefixcache/core/omni"
+	"libprefixcache/core/status"
+)
+
+//export pcgo_omni_get_stats
+func pcgo_omni_get_stats(cache C.pc_handle, stats *C.pc_omni_stats) (st C.pc_status) {
+	o, e, err := enterOmni(cache)
+	if err != nil {
+		return fail(err)
+	}
+	defer guard(&st, e)
+	if err := out("stats", stats); err != nil {
+		return fail(err)
+	}
+	if err := outSize("stats", stats, stats.struct_size, statsMinBytes); err != nil {
+		return fail(err)
+	}
+	fill(stats, stats.struct_size, o.stats())
+	return C.PC_OK
+}
+
+//export pcgo_omni_inspect
+func pcgo_omni_inspect(cache C.pc_handle, key C.uint32_t, slots *C.int64_t, numSlots C.size_t, states *C.pc_omni_slot_state, rows unsafe.Pointer, rowsBytes C.uint64_t) (st C.pc_status) {
+	o, e, err := enterOmni(cache)
+	if err != nil {
+		return fail(err)
+	}
+	defer guard(&st, e)
+	in, err := slice[int64]("slots", unsafe.Pointer(slots), uint64(numSlots))
+	if err != nil {
+		return fail(err)
+	}
+	res, err := slice[omni.SlotState]("states", unsafe.Pointer(states), uint64(numSlots))
+	if err != nil {
+		return fail(err)
+	}
+	if rowsBytes > 1<<62 {
+		return failNew(status.InvalidArgument, "rows_bytes: %d, expected at most 2^62", uint64(rowsBytes))
+	}
+	return fail(o.cache.Inspect(omni.KeyID(key), in, res, rows, int64(rowsBytes)))
+}
+
+//export pcgo_omni_check
+func pcgo_omni_check(cache C.pc_handle) (st C.pc_status) {
+	o, e, err := enterOmni(cache)
+	if err != nil {
+		return fail(err)
+	}
+	defer guard(&st, e)
+	return fail(o.cache.Check())
+}
+
+//export pcgo_omni_fail_write
+func pcgo_omni_fail_write(cache C.pc_handle, nth C.uint64_t) (st C.pc_status) {
+	o, e, err := enterOmni(cache)
+	if err != nil {
+		return fail(err)
+	}
+	defer guard(&st, e)
+	o.cache.FailWrite(uint64(nth))
+	return C.PC_OK
+}
 
 // stats puts core's counters, and those of the device, into the struct of the header.
 func (o *omniCache) stats() C.pc_omni_stats {
