@@ -2,7 +2,6 @@ package omni
 
 import (
 	"fmt"
-	"unsafe"
 
 	"libprefixcache/core/rows"
 )
@@ -93,7 +92,8 @@ func (k *key) wipe() {
 	}
 }
 
-// checkZero looks at the memory: nothing of a released row may be left.
+// checkZero looks at the memory: nothing of a released row may be left. What was never
+// written is not even read: that would make memory present.
 func (c *Cache) checkZero() error {
 	if len(c.late) > 0 && !c.job.active {
 		return fmt.Errorf("%d rows wait to be cleared by a job, and none runs", len(c.late))
@@ -103,6 +103,7 @@ func (c *Cache) checkZero() error {
 		late[l] = true
 	}
 	for id, k := range c.keys {
+		mirror := rows.NewScan(k.mirror.Memory())
 		for s, w := range k.words {
 			switch w.kind() {
 			case kindStep: // readable, or about to be
@@ -114,17 +115,24 @@ func (c *Cache) checkZero() error {
 					continue
 				}
 			}
-			if !late[lateRow{k, int64(s)}] && !allZero(k.mirror.Row(int64(s)), k.rowBytes) {
+			if !late[lateRow{k, int64(s)}] && !mirror.Zero(int64(s)*k.rowBytes, k.rowBytes) {
 				return fmt.Errorf("key %s: slot %d holds a row that was released", k.name, s)
 			}
 		}
-		for h := range k.store.meta {
-			if k.store.meta[h].refs == 0 && !allZero(k.store.at(int32(h)), k.rowBytes) {
-				return fmt.Errorf("key %s: free row %d is not zero", k.name, h)
+		for i, m := range k.store.segs {
+			segment, first := rows.NewScan(m), i<<k.store.shift
+			for h := range 1 << k.store.shift {
+				if k.store.meta[first+h].refs == 0 && !segment.Zero(int64(h)*k.rowBytes, k.rowBytes) {
+					return fmt.Errorf("key %s: free row %d is not zero", k.name, first+h)
+				}
 			}
 		}
+		if k.landing == nil {
+			continue
+		}
+		landing, page := rows.NewScan(k.landing), c.cfg.StagingCapacity*k.rowBytes
 		for p, holder := range c.pages {
-			if holder == 0 && k.landing != nil && !allZero(k.page(p, c.cfg.StagingCapacity), c.cfg.StagingCapacity*k.rowBytes) {
+			if holder == 0 && !landing.Zero(int64(p)*page, page) {
 				return fmt.Errorf("key %d: free staging page %d is not zero", id, p)
 			}
 		}
@@ -132,18 +140,9 @@ func (c *Cache) checkZero() error {
 	for p, holder := range c.pages {
 		// After a failed write or a shutdown a copy that nobody waited for may still land;
 		// no step uses the page any more, and its memory is cleared when it goes.
-		if m := c.devicePages[p].mem; holder == 0 && m != nil && !c.job.missed && !c.closed && !allZero(m.Base(), m.Size()) {
+		if m := c.devicePages[p].mem; holder == 0 && m != nil && !c.job.missed && !c.closed && !rows.NewScan(m).Zero(0, m.Size()) {
 			return fmt.Errorf("free device page %d is not zero", p)
 		}
 	}
 	return nil
-}
-
-func allZero(p unsafe.Pointer, n int64) bool {
-	for _, b := range unsafe.Slice((*byte)(p), n) {
-		if b != 0 {
-			return false
-		}
-	}
-	return true
 }

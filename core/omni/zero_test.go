@@ -84,3 +84,39 @@ func TestRowsOfAFailedWriteAreNotTakenForReleasedOnes(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// Looking for what is left of released rows, and clearing all of it at the end, make no
+// memory present that held no row: both went over everything that was reserved.
+func TestTheCheckAndTheLastWipeMakeNothingPresent(t *testing.T) {
+	r := newRig(t, Config{ZeroOnRelease: true, Threaded: true, InlineBytes: -1, NumBlocks: 1 << 14, BlockSize: 64, StagingCapacity: 1 << 20})
+	r.begin(nil, arrive(1)...)
+	r.discard(r.save(map[string]uint64{"a": 100, "d": 200}, chunk{1, append(span(0, 8), 1<<19)}))
+	r.begin([]uint64{1}) // the deferred rows move to the mirror
+	r.commit()
+	present := func() (bytes int64) {
+		for _, k := range r.c.keys {
+			bytes += k.mirror.Memory().Resident()
+			if k.landing != nil {
+				bytes += k.landing.Resident()
+			}
+			for _, m := range k.store.segs {
+				bytes += m.Resident()
+			}
+		}
+		return bytes
+	}
+	before := present()
+	if before == 0 || before > 16<<20 {
+		t.Fatalf("%d bytes are present, expected a few huge pages", before)
+	}
+	r.check()
+	if got := present(); got != before {
+		t.Errorf("%d bytes are present after a check, %d before", got, before)
+	}
+	for _, k := range r.c.keys {
+		k.wipe()
+	}
+	if got := present(); got != before {
+		t.Errorf("%d bytes are present after a wipe, %d before", got, before)
+	}
+}

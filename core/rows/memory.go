@@ -155,8 +155,9 @@ func (m *Memory) Wipe() {
 			continue
 		}
 		for i, b := range part {
-			if b&1 != 0 {
-				clear(unsafe.Slice((*byte)(m.At(lo+int64(i)*PageBytes)), PageBytes))
+			// A page that was only read is the system's page of zeros, which a store replaces.
+			if page := unsafe.Slice((*byte)(m.At(lo+int64(i)*PageBytes)), PageBytes*int64(b&1)); !zero(page) {
+				clear(page)
 			}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -110,6 +111,71 @@ func TestWipeZeroesWhatIsPresentOnly(t *testing.T) {
 	for _, off := range []int64{0, 70<<20 + 123, 256<<20 - 1} {
 		if *(*byte)(m.At(off)) != 0 {
 			t.Errorf("byte %d is left", off)
+		}
+	}
+}
+
+// resident is the physical memory of the process.
+func resident(t *testing.T) int64 {
+	t.Helper()
+	var size, pages int64
+	text, err := os.ReadFile("/proc/self/statm")
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &size, &pages)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages * PageBytes
+}
+
+// Memory that was only read is backed by the system's one page of zeros: a store would
+// give it pages of its own.
+func TestWipeStoresNothingWhereZerosAre(t *testing.T) {
+	m := mustReserve(t, 256<<20, MemoryOptions{SmallPages: true})
+	for off := int64(0); off < m.Size(); off += PageBytes {
+		if *(*byte)(m.At(off)) != 0 {
+			t.Fatal("fresh memory is not zero")
+		}
+	}
+	*(*byte)(m.At(100 << 20)) = 1
+	before := resident(t)
+	m.Wipe()
+	if grown := resident(t) - before; grown > 64<<20 {
+		t.Errorf("%d bytes became present", grown)
+	}
+	if *(*byte)(m.At(100 << 20)) != 0 {
+		t.Error("a byte is left")
+	}
+}
+
+// A scan says what is zero and what is not, wherever the pages lie, and makes none present.
+func TestScanFindsWhatIsNotZeroAndMakesNothingPresent(t *testing.T) {
+	m := mustReserve(t, 200<<20, MemoryOptions{SmallPages: true})
+	marks := []int64{5, 3*PageBytes - 1, 64<<20 - 1, 64 << 20, 130 << 20, 200<<20 - 1}
+	for _, off := range marks {
+		*(*byte)(m.At(off)) = 1
+	}
+	for _, fails := range []bool{false, true} {
+		before := m.Resident()
+		if fails { // then all of it is looked at
+			refuse(t, "mincore")
+		}
+		s := NewScan(m)
+		for _, at := range append(marks, 0, 30<<20, 64<<20+PageBytes, 130<<20-2*PageBytes) {
+			for _, d := range []int64{-2 * PageBytes, -PageBytes, -1, 0, 1} {
+				for _, n := range []int64{0, 1, 2, PageBytes, 2*PageBytes + 1, 70 << 20} {
+					from := max(at+d, 0)
+					n = min(n, m.Size()-from)
+					zero := !slices.ContainsFunc(marks, func(off int64) bool { return from <= off && off < from+n })
+					if got := s.Zero(from, n); got != zero {
+						t.Errorf("mincore fails: %v: %d bytes from %d are zero: %v", fails, n, from, got)
+					}
+				}
+			}
+		}
+		if got := m.Resident(); !fails && got != before {
+			t.Errorf("%d bytes are present, %d before", got, before)
 		}
 	}
 }
