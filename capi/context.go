@@ -22,6 +22,7 @@ type contextCache struct {
 	c       *coordinator.Coordinator
 	manager handle
 	active  atomic.Int64 // requests; read by the tables without mu
+	closing bool         // destroy has begun
 
 	dev    gpu.Device
 	stream gpu.Stream
@@ -190,6 +191,7 @@ func pcgo_context_destroy(h *C.pc_handle) (st C.pc_status) {
 	}
 	if err == nil {
 		cerr := x.c.Close()
+		x.closing = x.closing || cerr == nil // from here on nobody begins (C-108)
 		x.leave()
 		e.leave()
 		if cerr != nil {

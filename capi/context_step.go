@@ -22,6 +22,9 @@ func pcgo_context_begin(ctx C.pc_handle, admission *C.pc_admission, starts *C.pc
 		return fail(serr)
 	}
 	defer x.leave()
+	if x.closing {
+		return failNew(status.BadHandle, "context: %#x is being destroyed", uint64(ctx))
+	}
 	if err := out("starts", starts); err != nil {
 		return fail(err)
 	}
