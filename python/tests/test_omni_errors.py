@@ -314,7 +314,7 @@ def test_configuration_and_policy_may_be_of_the_host_s_own_classes(host):
 
 @pytest.mark.parametrize("view", [None, object(), SimpleNamespace(batch_req_ids=list)])
 def test_a_view_that_is_none(view):
-    with pytest.raises(PrefixCacheArgumentError, match="view is .*, expected batch_req_ids and step_slots_cpu"):
+    with pytest.raises(PrefixCacheArgumentError, match=r"view is .*, expected batch_req_ids and step_slots_cpu"):
         OmniPrefixCacheManager(PrefixCacheConfig(num_blocks=4, block_size=4), view)
 
 

@@ -338,7 +338,7 @@ def test_scheduler_output_may_lack_lists(host):
     host.manager.new_step_starts(
         SimpleNamespace(num_scheduled_tokens={}, finished_req_ids=None, scheduled_new_reqs=None)
     )
-    with pytest.raises(AttributeError, match="num_scheduled_tokens"):
+    with pytest.raises(PrefixCacheArgumentError, match="num_scheduled_tokens"):
         host.manager.new_step_starts(SimpleNamespace())
 
 
