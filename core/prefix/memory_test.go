@@ -66,6 +66,34 @@ func TestMemoryOfTokensIsPresentWhenThatIsAskedFor(t *testing.T) {
 	}
 }
 
+// Looking for what is left of released tokens makes no memory present that held none.
+func TestTheCheckMakesNoTokensPresent(t *testing.T) {
+	m, err := New(Config{PageTokens: 1 << 10, BasePages: 16 << 10, MaxRecords: 4, ZeroOnRelease: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	r, err := m.Acquire(&AcquireRequest{Tokens: make([]int32, 5000)})
+	if err != nil || r.Status != Acquired {
+		t.Fatal(r.Status, err)
+	}
+	if err := m.Release(r.Lease); err != nil {
+		t.Fatal(err)
+	}
+	before := m.content.slab.Memory().Resident()
+	if err := m.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.content.slab.Memory().Resident(); got != before {
+		t.Errorf("%d bytes are present after a check, %d before", got, before)
+	}
+	m.content.words[9999<<10] = 7
+	if err := m.Check(); err == nil || !strings.Contains(err.Error(), "cell 9999 is free and holds") {
+		t.Errorf("Check of a token that was left: %v", err)
+	}
+	m.content.words[9999<<10] = 0
+}
+
 // The figures are those of docs/sizing.md, worked out by hand.
 func TestMostBytesIsTheSizingFormula(t *testing.T) {
 	for _, c := range []struct {

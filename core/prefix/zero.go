@@ -1,5 +1,7 @@
 package prefix
 
+import "libprefixcache/core/rows"
+
 // With Config.ZeroOnRelease no token, media digest or block key stays in memory once
 // nothing can find it any more: cells are cleared when they go back to a free list, and
 // the rest of a lease's tokens when it ends. Off, cells are freed by splicing, and what
@@ -52,13 +54,20 @@ func (c *checker) zero() {
 	if !m.cfg.ZeroOnRelease {
 		return
 	}
+	var slab *rows.Scan // what was never written is not read: that would make it present
+	if m.content.slab != nil {
+		slab = rows.NewScan(m.content.slab.Memory())
+	}
+	bytes := int64(m.content.width) * 4
 	for cell, use := range c.cached {
 		if use != 4 {
 			continue
 		}
-		for _, w := range m.content.cell(int32(cell)) {
-			if w != 0 {
-				c.fail("cell %d is free and holds %d", cell, w)
+		if int32(cell) >= m.content.base || !slab.Zero(int64(cell)*bytes, bytes) {
+			for _, w := range m.content.cell(int32(cell)) {
+				if w != 0 {
+					c.fail("cell %d is free and holds %d", cell, w)
+				}
 			}
 		}
 		if m.content.digests(int32(cell)) != nil {
