@@ -228,9 +228,9 @@ func (m *Manager) pinFound(l *lease, f *found) {
 // all (C-54). False means that even eviction would not make room; nothing has
 // changed then. The new pages are the last ones of Pages.
 func (m *Manager) Grow(id LeaseID, base, draft int) (bool, error) {
-	l, err := m.find(id)
-	if err != nil {
-		return false, err
+	l := m.lookup(id)
+	if l == nil {
+		return false, staleLease(id)
 	}
 	if base < 0 || draft < 0 {
 		return false, status.New(status.InvalidArgument, "growth is %d base and %d draft pages, want counts >= 0", base, draft)
@@ -244,12 +244,14 @@ func (m *Manager) Grow(id LeaseID, base, draft int) (bool, error) {
 	if base|draft == 0 {
 		return true, nil
 	}
-	if !m.base.canHold(0, base) || !m.draft.canHold(0, draft) || !m.withinQuota(l.realm, nil, 0, base) {
+	if !m.base.canHold(0, base) || !m.draft.canHold(0, draft) || m.tenants != nil && !m.withinQuota(l.realm, nil, 0, base) {
 		return false, nil
 	}
-	m.evictOwn(l.realm, base, -1)
-	m.evictFor(Demand{base, draft}, -1)
-	m.endCause()
+	if m.tenants != nil || base > m.base.free.n || draft > m.draft.free.n {
+		m.evictOwn(l.realm, base, -1)
+		m.evictFor(Demand{base, draft}, -1)
+		m.endCause()
+	}
 	m.takeCells(l, base)
 	if draft > 0 {
 		l.draft = m.draft.take(draft, l.draft)
@@ -266,9 +268,9 @@ func (m *Manager) Grow(id LeaseID, base, draft int) (bool, error) {
 // Append adds tokens to the lease's history, accepted or sampled. They need no
 // page yet, and are text whatever the prompt was (C-14).
 func (m *Manager) Append(id LeaseID, tokens []int32) error {
-	l, err := m.find(id)
-	if err != nil {
-		return err
+	l := m.lookup(id)
+	if l == nil {
+		return staleLease(id)
 	}
 	if m.cfg.Identity == Keys {
 		return status.New(status.Unsupported, "Append on a cache of keys; pass the keys to PublishKeys")
@@ -282,6 +284,14 @@ func (m *Manager) Append(id LeaseID, tokens []int32) error {
 	}
 	at := l.history
 	l.history += len(tokens)
+	w := m.content.width
+	if i, off := at/w, at%w; i < len(l.cells) && len(tokens) <= w-off { // decoding stays within a block
+		if off == 0 {
+			m.content.clearMedia(l.cells[i])
+		}
+		copy(m.content.cell(l.cells[i])[off:], tokens)
+		return nil
+	}
 	m.write(l, at, tokens, nil, nil)
 	return nil
 }

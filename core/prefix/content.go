@@ -104,7 +104,8 @@ func (c *content) fill(cells []int32, words []int32, media []Hash128, runs []row
 				c.clearMedia(id)
 			}
 		}
-		if full := len(words) / c.width; len(words) >= streamWords && len(runs) > 0 {
+		if len(words) >= streamWords && len(runs) > 0 {
+			full := len(words) / c.width
 			c.stream(runs, full, words)
 			cells, words = cells[full:], words[full*c.width:]
 		}

@@ -196,7 +196,7 @@ func (m *Manager) publishHybrid(l *lease, length int, slots Reservation, digest 
 		tail = m.takeShadow()
 		m.fillTail(l, tail, c, length%p, digest)
 	}
-	at := m.index(l, c)
+	at, _ := m.index(l, c)
 	if i := m.recordAt(at, int32(length), tail); i >= 0 {
 		// The slots stay with the lease until it retires them.
 		if tail >= 0 {

@@ -3,29 +3,48 @@ package prefix
 // index makes sure that the first c blocks of a lease are in the index and
 // returns the place where they end. A block that is there already keeps its page;
 // a missing one gets the lease's (C-22, C-58). The caller adds a record at the place.
-func (m *Manager) index(l *lease, c int32) place {
-	p := l.cursor
-	if !m.settle(&p) {
-		p = m.anchor(l) // eviction took what the cursor knew
+func (m *Manager) index(l *lease, c int32) (end place, fresh bool) {
+	if !m.settle(&l.cursor) {
+		l.cursor = m.anchor(l) // eviction took what the cursor knew
 	}
-	// From here on compare the lease's own cells: what another sequence has
-	// published meanwhile is found, and blocks of the lease itself equal by id.
-	src := source{cells: l.cells, miss: l.miss}
-	l.cursor = m.descend(p, &src, max(c, p.at), nil)
-	p = l.cursor
-	if p.at > c {
+	switch p := l.cursor; {
+	case p.at < c:
+		fresh = m.extend(l, c)
+	case p.at > c:
 		// Asked for less than is known to be there: only the end moves.
 		p.at = c
 		m.climb(&p)
 		p.cell = m.cellAt(l, p)
-		return p
+		return p, false
 	}
+	l.settled = max(l.settled, c)
+	return l.cursor, fresh
+}
+
+// extend moves the cursor to block c: over what another sequence has published
+// meanwhile, and then over what it inserts.
+func (m *Manager) extend(l *lease, c int32) (inserted bool) {
+	p := l.cursor
+	if x := &m.nodes[p.node]; x.child >= 0 || p.at < x.end { // not so when a sequence is decoded
+		// Compare the lease's own cells: blocks of the lease itself equal by id.
+		src := source{cells: l.cells, miss: l.miss}
+		p = m.descend(p, &src, c, nil)
+		l.cursor, l.miss = p, src.miss
+	}
+	inserted = p.at < c
 	for p.at < c {
-		p = m.insert(l, p, c, &src)
+		p = m.insert(l, p, c)
 	}
 	l.cursor = p
-	l.settled = max(l.settled, c)
-	return p
+	return inserted
+}
+
+// hashOwn is the table hash of a lease's block under a parent.
+func (m *Manager) hashOwn(l *lease, parent, at int32) uint64 {
+	if l.miss.is(parent, at) {
+		return l.miss.hash
+	}
+	return m.content.hashCell(parent, l.cells[at])
 }
 
 // anchor finds the deepest place where a lease's own pages still are in the
@@ -87,7 +106,7 @@ func (m *Manager) owns(s segment, id int32) bool {
 // insert puts blocks of the lease from p.at on into the index below p, up to
 // block c or to the end of the lease's segment there, and returns the new end.
 // The caller has found that block p.at is not in the index below p.
-func (m *Manager) insert(l *lease, p place, c int32, src *source) place {
+func (m *Manager) insert(l *lease, p place, c int32) place {
 	if p.at < m.nodes[p.node].end {
 		p.node = m.split(p.node, p.at, p.cell)
 	}
@@ -99,7 +118,7 @@ func (m *Manager) insert(l *lease, p place, c int32, src *source) place {
 	if s.bottom >= 0 {
 		// Pages in a node, and yet not in the index: the node was detached. It
 		// may be shared, so it comes back as it is (C-52).
-		return m.reattach(s, p, c, src)
+		return m.reattach(l, s, p, c)
 	}
 	end := min(c, s.end)
 	x := &m.nodes[p.node]
@@ -126,15 +145,26 @@ func (m *Manager) insert(l *lease, p place, c int32, src *source) place {
 		if before != nil {
 			x.up = p.node // one run with the nodes above; otherwise a run of its own
 		}
-		m.attach(node, p.node, m.hashSource(p.node, src, p.at))
+		m.attach(node, p.node, m.hashOwn(l, p.node, p.at))
 	}
-	m.own(l, k, node, p.at, end, before != nil)
+	if before == nil {
+		l.own(k, node, p.at, end)
+	} else {
+		before.bottom, before.end = node, end
+		l.segs[k].start = end
+		switch {
+		case end < s.end:
+		case k == len(l.segs)-1: // nearly always
+			l.segs = l.segs[:k]
+		default:
+			l.segs = append(l.segs[:k], l.segs[k+1:]...)
+		}
+	}
 	return place{node, end, last, m.nodes[node].gen}
 }
 
-// own turns cells [at, end) of private segment k into a run of nodes that ends
-// in node, joined to the run before it when there is one.
-func (m *Manager) own(l *lease, k int, node, at, end int32, join bool) {
+// own turns cells [at, end) of private segment k into a run of nodes that is only node.
+func (l *lease) own(k int, node, at, end int32) {
 	s := l.segs[k]
 	var parts [3]segment
 	n := 0
@@ -142,12 +172,8 @@ func (m *Manager) own(l *lease, k int, node, at, end int32, join bool) {
 		parts[n] = segment{-1, s.start, at}
 		n++
 	}
-	if join {
-		l.segs[k-1].bottom, l.segs[k-1].end = node, end
-	} else {
-		parts[n] = segment{node, at, end}
-		n++
-	}
+	parts[n] = segment{node, at, end}
+	n++
 	if end < s.end {
 		parts[n] = segment{-1, end, s.end}
 		n++
@@ -168,7 +194,7 @@ func replace(segs []segment, k int, parts []segment) []segment {
 
 // reattach brings nodes back into the index that eviction had taken out while
 // leases owned them: the one that holds block p.at, cut at p.at and at c if need be.
-func (m *Manager) reattach(s segment, p place, c int32, src *source) place {
+func (m *Manager) reattach(l *lease, s segment, p place, c int32) place {
 	n := s.bottom
 	for m.nodes[n].start > p.at {
 		n = m.nodes[n].up
@@ -179,7 +205,7 @@ func (m *Manager) reattach(s segment, p place, c int32, src *source) place {
 	if x := &m.nodes[n]; x.end > c {
 		n = m.split(n, c, m.chainCell(n, c-x.start-1))
 	}
-	m.attach(n, p.node, m.hashSource(p.node, src, p.at))
+	m.attach(n, p.node, m.hashOwn(l, p.node, p.at))
 	x := &m.nodes[n]
 	return place{n, x.end, x.last, x.gen}
 }

@@ -22,14 +22,18 @@ type lease struct {
 	cells      []int32
 	segs       []segment
 	draft      []int32
-	history    int     // tokens
-	early      []int32 // tokens of the history that have no page yet
-	matched    int32   // blocks matched at acquisition: their content is settled
-	dependency int32   // blocks that a publication must cover (C-48), 0 = none
-	settled    int32   // keys level: blocks whose keys can no longer change
-	keyed      int32   // keys level: blocks whose keys a caller has given
-	cursor     place   // how far the sequence is known to be in the index
-	miss       lookup  // where the prompt left it
+	history    int      // tokens
+	early      []int32  // tokens of the history that have no page yet
+	matched    int32    // blocks matched at acquisition: their content is settled
+	dependency int32    // blocks that a publication must cover (C-48), 0 = none
+	settled    int32    // keys level: blocks whose keys can no longer change
+	keyed      int32    // keys level: blocks whose keys a caller has given
+	cursor     place    // how far the sequence is known to be in the index
+	miss       lookup   // where the prompt left it
+	last       struct { // what was published last: most decode steps end no block, and publish that again
+		record, blocks int32
+		id             uint64
+	}
 
 	recurrent, partial int32 // slots bound by a hit, -1 = none
 	reserved           []int32
@@ -59,13 +63,27 @@ func (m *Manager) leaseID(i int32) LeaseID {
 	return LeaseID(m.leases[i].gen)<<32 | LeaseID(i+1)
 }
 
-// find checks a handle. A stale, foreign or invented one is an error, never a crash.
-func (m *Manager) find(id LeaseID) (*lease, error) {
-	i := int64(id&0xFFFFFFFF) - 1
-	if i < 0 || i >= int64(len(m.leases)) || !m.leases[i].live || m.leases[i].gen != uint32(id>>32) {
-		return nil, status.New(status.BadHandle, "lease %#x is empty, stale or was never issued", uint64(id))
+// lookup is nil for an id that is stale, foreign or invented; small enough for the
+// compiler to place it inline.
+func (m *Manager) lookup(id LeaseID) *lease {
+	if i := uint(uint32(id)) - 1; i < uint(len(m.leases)) {
+		if l := &m.leases[i]; l.live && l.gen == uint32(id>>32) {
+			return l
+		}
 	}
-	return &m.leases[i], nil
+	return nil
+}
+
+// find is lookup with an error, never a crash.
+func (m *Manager) find(id LeaseID) (*lease, error) {
+	if l := m.lookup(id); l != nil {
+		return l, nil
+	}
+	return nil, staleLease(id)
+}
+
+func staleLease(id LeaseID) error {
+	return status.New(status.BadHandle, "lease %#x is empty, stale or was never issued", uint64(id))
 }
 
 // pinPath takes ownership of the path from the root down to p, which must end at
@@ -132,17 +150,22 @@ func (m *Manager) freeCells(c chain, shadow bool) {
 }
 
 // takeCells appends n private cells to a lease, and returns the runs of adjacent
-// pages among them until the next call. For pages, capacity was checked.
+// pages among them, if there are several, until the next call. For pages, capacity was
+// checked.
 func (m *Manager) takeCells(l *lease, n int) (runs []rows.Run) {
 	if n == 0 {
 		return nil
 	}
 	had := int32(len(l.cells))
-	if l.attention {
+	switch {
+	case l.attention && n == 1:
+		l.cells = append(l.cells, m.base.takeOne())
+		m.charge(l.realm, 1, 1)
+	case l.attention:
 		l.cells, runs = m.base.take(n, l.cells, m.content.runs[:0])
 		m.content.runs = runs
 		m.charge(l.realm, n, n)
-	} else {
+	default:
 		for range n {
 			c := m.takeShadow()
 			if k := len(l.cells); int32(k) > had {
@@ -166,14 +189,14 @@ func (m *Manager) takeCells(l *lease, n int) (runs []rows.Run) {
 // cells from position at on.
 func (m *Manager) write(l *lease, at int, words []int32, media []Hash128, runs []rows.Run) {
 	w := m.content.width
-	if off := at % w; off != 0 && at/w < len(l.cells) { // continue a block that was begun: text only
-		words = words[copy(m.content.cell(l.cells[at/w])[off:], words):]
-		at += w - off
+	first, off := at/w, at%w
+	if off != 0 && first < len(l.cells) { // continue a block that was begun: text only
+		words = words[copy(m.content.cell(l.cells[first])[off:], words):]
+		first++
 	}
 	if len(words) == 0 {
 		return
 	}
-	first := at / w
 	n := min(len(words), max(0, len(l.cells)-first)*w)
 	if n > 0 {
 		if media != nil {
@@ -181,7 +204,9 @@ func (m *Manager) write(l *lease, at int, words []int32, media []Hash128, runs [
 		}
 		m.content.fill(l.cells[first:], words[:n], media, runs)
 	}
-	l.early = add(l.early, m.cfg.ZeroOnRelease, words[n:]...)
+	if n < len(words) {
+		l.early = add(l.early, m.cfg.ZeroOnRelease, words[n:]...)
+	}
 }
 
 // Release ends the lease and drops everything it still owns, exactly once. The

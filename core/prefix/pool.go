@@ -73,6 +73,15 @@ func (p *pagePool) take(n int, out []int32, runs []rows.Run) ([]int32, []rows.Ru
 	return out, runs
 }
 
+// takeOne is take of one page, which is what decoding asks for.
+func (p *pagePool) takeOne() int32 {
+	page := p.free.first
+	p.free.first = p.next[page]
+	p.free.n--
+	p.active++
+	return page
+}
+
 // adjacent counts the slots of a chain that goes on for at least n, from at on,
 // whose ids follow one another.
 func adjacent(next []int32, at, n int32) int32 {

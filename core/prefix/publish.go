@@ -6,17 +6,18 @@ import "libprefixcache/core/status"
 // findable. For a speculative lease resident is the common length.
 // It costs what is new: nothing that was matched or published is looked at again.
 func (m *Manager) Publish(id LeaseID, resident int) (PublishResult, error) {
-	l, err := m.find(id)
-	if err != nil {
-		return PublishResult{}, err
+	l := m.lookup(id)
+	if l == nil {
+		return PublishResult{}, staleLease(id)
 	}
 	if m.cfg.Identity == Keys {
 		return PublishResult{}, status.New(status.Unsupported, "Publish on a cache of keys; use PublishKeys")
 	}
-	if err := m.checkPublish(l, l.history/m.cfg.PageTokens, resident); err != nil {
+	c, err := m.checkPublish(l, l.history, resident)
+	if err != nil {
 		return PublishResult{}, err
 	}
-	return m.publish(l, int32(min(l.history, resident)/m.cfg.PageTokens)), nil
+	return m.publish(l, c), nil
 }
 
 // PublishKeys is Publish on the block-key level: keys[i] belongs to block
@@ -27,34 +28,35 @@ func (m *Manager) PublishKeys(id LeaseID, first int, keys []Hash128, resident in
 	if err != nil {
 		return PublishResult{}, err
 	}
-	if err := m.checkPublish(l, first+len(keys), resident); err != nil {
+	c, err := m.checkPublish(l, (first+len(keys))*m.cfg.PageTokens, resident)
+	if err != nil {
 		return PublishResult{}, err
 	}
-	c := int32(min(first+len(keys), resident/m.cfg.PageTokens))
 	if err := m.settleKeys(l, first, keys, c); err != nil {
 		return PublishResult{}, err
 	}
 	return m.publish(l, c), nil
 }
 
-// checkPublish is C-55; everything is checked before anything changes.
-func (m *Manager) checkPublish(l *lease, blocks, resident int) error {
-	c := min(blocks, resident/m.cfg.PageTokens)
+// checkPublish is C-55; everything is checked before anything changes. It returns the
+// number of blocks to publish, of which known tokens have an identity.
+func (m *Manager) checkPublish(l *lease, known, resident int) (int32, error) {
+	c := min(known, resident) / m.cfg.PageTokens
 	switch {
 	case l.mode == Hybrid:
-		return status.New(status.WrongState, "Publish on a hybrid lease; use PublishHybrid") // C-63
+		return 0, status.New(status.WrongState, "Publish on a hybrid lease; use PublishHybrid") // C-63
 	case resident < 0:
-		return status.New(status.InvalidArgument, "resident is %d, want >= 0", resident)
+		return 0, status.New(status.InvalidArgument, "resident is %d, want >= 0", resident)
 	case c < 1:
-		return status.New(status.InvalidArgument, "%d blocks and %d resident tokens hold no full block of %d", blocks, resident, m.cfg.PageTokens)
+		return 0, status.New(status.InvalidArgument, "%d blocks and %d resident tokens hold no full block of %d", known/m.cfg.PageTokens, resident, m.cfg.PageTokens)
 	case c > len(l.cells):
-		return status.New(status.InvalidArgument, "%d blocks to publish, the lease has %d base pages", c, len(l.cells))
+		return 0, status.New(status.InvalidArgument, "%d blocks to publish, the lease has %d base pages", c, len(l.cells))
 	case l.mode == Spec && c > len(l.draft):
-		return status.New(status.InvalidArgument, "%d blocks to publish, the lease has %d draft pages", c, len(l.draft))
+		return 0, status.New(status.InvalidArgument, "%d blocks to publish, the lease has %d draft pages", c, len(l.draft))
 	case int(l.dependency) > c:
-		return status.New(status.InvalidArgument, "%d blocks to publish, the replayed block %d must be among them", c, l.dependency)
+		return 0, status.New(status.InvalidArgument, "%d blocks to publish, the replayed block %d must be among them", c, l.dependency)
 	}
-	return nil
+	return int32(c), nil
 }
 
 func (m *Manager) findKeys(id LeaseID, first int, keys []Hash128) (*lease, error) {
@@ -102,27 +104,51 @@ func (m *Manager) publish(l *lease, c int32) PublishResult {
 		m.counters.StalePublishes++
 		return PublishResult{Status: Published, Blocks: int(c), Stale: true}
 	}
-	p := m.index(l, c)
-	if i := m.recordAt(p, 0, -1); i >= 0 {
-		res := PublishResult{ExistingRecord, RecordID(m.records[i].id), int(c), false}
-		m.order.Touch(i)
-		if l.mode == Spec && m.records[i].draftLast < 0 { // draft upgrade (C-56)
-			m.setDraft(i, l.draft[c-1])
-			res.Status = Published
+	if c == l.last.blocks {
+		// The record is still there if it has the id, and ends where it did.
+		if r := &m.records[l.last.record]; r.live && r.id == l.last.id && r.at == c {
+			return m.again(l, l.last.record, c)
 		}
-		return res
 	}
-	i := m.addRecord(p, 0)
+	p, fresh := m.index(l, c)
+	i := int32(-1)
+	if !fresh {
+		i = m.recordAt(p, 0, -1)
+	}
+	if i >= 0 {
+		l.published(i, c, m.records[i].id)
+		return m.again(l, i, c)
+	}
+	i = m.addRecord(p, 0)
+	l.published(i, c, m.records[i].id)
 	if l.mode == Spec {
 		m.setDraft(i, l.draft[c-1])
 	}
 	return m.retain(i, c)
 }
 
+func (l *lease) published(record, blocks int32, id uint64) {
+	l.last.record, l.last.blocks, l.last.id = record, blocks, id
+}
+
+// again publishes a record that is there.
+func (m *Manager) again(l *lease, i, c int32) PublishResult {
+	m.order.Touch(i)
+	r := &m.records[i]
+	st := ExistingRecord
+	if l.mode == Spec && r.draftLast < 0 { // draft upgrade (C-56)
+		m.setDraft(i, l.draft[c-1])
+		st = Published
+	}
+	return PublishResult{st, RecordID(r.id), int(c), false}
+}
+
 // retain applies the record limit after an insert and reports what is left.
 func (m *Manager) retain(i, c int32) PublishResult {
 	id := RecordID(m.records[i].id)
-	m.enforceLimit(i)
+	if m.recordCount > m.cfg.MaxRecords || m.tenants != nil {
+		m.enforceLimit(i)
+	}
 	if m.cfg.MaxRecords == 0 {
 		id = 0
 	}

@@ -239,6 +239,25 @@ func TestC59_AFailedPublishLeavesEverything(t *testing.T) {
 	wantEqual(t, "hit on the refused path", plan(t, k, AcquireRequest{Keys: []Hash128{{0, 1}, {0, 9}}, TokenCount: 9}).Reuse, 4)
 }
 
+func TestLastPagesAreThoseOfTheGrowthBefore(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4, DraftPages: 16})
+	id, _ := h.acquire(spec(tokens(1, 6)))
+	if !h.grow(id, 3, 2) {
+		t.Fatal("no room")
+	}
+	for pool, n := range map[Resource]int{BasePages: 3, DraftPages: 2} {
+		all, last := h.pages(id, pool), make([]int32, n)
+		ok(t, h.LastPages(id, pool, last))
+		wantSlice(t, "last pages", last, all[len(all)-n:])
+	}
+	h.refused(status.InvalidArgument, "more pages than there are", func() error { return h.LastPages(id, BasePages, make([]int32, 6)) })
+	wantEqual(t, "covers its history", h.Covers(id, 6), true)
+	wantEqual(t, "covers more", h.Covers(id, 7), false)
+	h.release(id)
+	wantEqual(t, "covers, released", h.Covers(id, 1), false)
+	h.refused(status.BadHandle, "released lease", func() error { return h.LastPages(id, BasePages, nil) })
+}
+
 func TestC60_TheResultNamesWhatIsThere(t *testing.T) {
 	h := newHost(t, Config{PageTokens: 4})
 	id, _ := h.vanilla(tokens(1, 11))
@@ -247,4 +266,48 @@ func TestC60_TheResultNamesWhatIsThere(t *testing.T) {
 	wantSlice(t, "canonical pages", h.recordPages(r.Record, BasePages), h.pages(id, BasePages)[:2])
 	wantEqual(t, "result again", h.publish(id, 8), PublishResult{ExistingRecord, 1, 2, false})
 	wantEqual(t, "result of one block", h.publish(id, 7), PublishResult{Published, 2, 1, false})
+}
+
+// A lease remembers the record that it published last. Whatever happened to that record
+// since, publishing the same length again leaves the lease's own prefix findable.
+func TestC57_WhatWasPublishedLastMayBeGoneSince(t *testing.T) {
+	tok := tokens(1, 32)
+	for _, c := range []struct {
+		name string
+		do   func(h *host, r RecordID)
+	}{
+		{"evicted", func(h *host, r RecordID) { ok(h, h.EvictRecord(r)) }},
+		{"evicted, and another record in its place", func(h *host, r RecordID) {
+			ok(h, h.EvictRecord(r))
+			h.run(AcquireRequest{Tokens: tokens(2, 32)})
+		}},
+		{"shortened", func(h *host, r RecordID) { h.run(AcquireRequest{Tokens: tokens(3, 44)}) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t, Config{PageTokens: 4, BasePages: 26, ShortenVictims: true})
+			a, _ := h.vanilla(tok)
+			b, _ := h.vanilla(tok) // cold too: its pages are not those of the record
+			h.publish(a, 32)
+			r := h.publish(b, 32)
+			wantEqual(t, "result", r, PublishResult{ExistingRecord, r.Record, 8, false})
+			h.release(a)
+			c.do(h, r.Record)
+			if hit := h.hit(AcquireRequest{Tokens: append(tok, 1)}); hit == 32 {
+				t.Fatal("the record is still there")
+			}
+			again := h.publish(b, 32)
+			wantEqual(t, "status", again.Status, Published)
+			wantEqual(t, "hit", h.hit(AcquireRequest{Tokens: append(tok, 1)}), 32)
+			wantEqual(t, "result again", h.publish(b, 32), PublishResult{ExistingRecord, again.Record, 8, false})
+			h.release(b)
+			ok(h, h.Check())
+		})
+	}
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

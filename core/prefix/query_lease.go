@@ -8,6 +8,19 @@ func (m *Manager) PageCount(id LeaseID, pool Resource) (int, error) {
 	return len(pages), err
 }
 
+// LastPages copies the last len(out) pages of a lease: those of a Grow right before.
+func (m *Manager) LastPages(id LeaseID, pool Resource, out []int32) error {
+	pages, err := m.pagesOf(id, pool)
+	if err != nil {
+		return err
+	}
+	if len(out) > len(pages) {
+		return status.New(status.InvalidArgument, "the last %d pages asked for, the lease has %d", len(out), len(pages))
+	}
+	copy(out, pages[len(pages)-len(out):])
+	return nil
+}
+
 // Pages copies pages [first, first+len(out)) of a lease: the shared prefix, then
 // the private pages, in block order.
 func (m *Manager) Pages(id LeaseID, pool Resource, first int, out []int32) error {
@@ -64,6 +77,12 @@ func (m *Manager) Lease(id LeaseID) (LeaseInfo, error) {
 	}
 	return LeaseInfo{l.mode, l.attention, l.history, int(l.matched), base, len(l.draft), l.recurrent, l.partial,
 		len(l.reserved), m.realms[l.realm].dead, int(l.dependency)}, nil
+}
+
+// Covers says whether a lease is live and its history has that many tokens.
+func (m *Manager) Covers(id LeaseID, tokens int) bool {
+	l := m.lookup(id)
+	return l != nil && tokens <= l.history
 }
 
 // HistoryLength is the number of tokens in a lease's history.
