@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <thread>
+#include <type_traits>
 
 #include "host_cache.hpp"
 
@@ -181,6 +183,30 @@ TEST(HandleTest, C82_EmptyAndForeignHandlesThrow) {
     EXPECT_EQ(one->finish(admitted.request), Status::kOk) << "empty";
     EXPECT_EQ(one->preparePrefill(moved), Status::kOk);
     EXPECT_EQ(one->finish(moved), Status::kOk);
+}
+
+// However often a handle moves, there is one, and its end is the end of the request, once.
+TEST(HandleTest, C83_MovedNeverCopied) {
+    static_assert(std::is_nothrow_move_constructible_v<Handle> && !std::is_move_assignable_v<Handle>);
+    static_assert(!std::is_copy_constructible_v<Handle> && !std::is_copy_assignable_v<Handle>);
+    Rig rig;
+    {
+        std::vector<Handle> handles;
+        {
+            auto begun = rig->beginRequest(admissionOf({tokensOf(5)}), kStream);
+            rig->preparePrefill(begun.admission->request);
+            handles.push_back(std::move(begun.admission->request));
+            EXPECT_FALSE(begun.admission->request.valid());
+        }  // a handle that was moved from ends nothing
+        EXPECT_EQ(rig->metrics().activeRequests, 1U);
+        EXPECT_EQ(rig.synchronizer.calls, 0);
+        handles.reserve(handles.capacity() + 1);  // moves it again
+        std::thread([&] { rig->finalizePrefillPublication(handles[0], Advances({5}).list); }).join();
+        ASSERT_EQ(rig->prepareDecodeStep(handles[0]), Status::kOk);
+    }
+    EXPECT_EQ(rig.synchronizer.calls, 1) << "dropped: drained once";
+    EXPECT_EQ(rig->metrics().activeRequests, 0U);
+    EXPECT_EQ(rig->metrics().pools[0].active, 0U);
 }
 
 TEST(HandleTest, C107_ShutdownWithALiveRequest) {

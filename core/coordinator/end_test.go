@@ -117,8 +117,13 @@ func TestC104_HandleDroppedInEveryPhase(t *testing.T) {
 		for _, s := range stops(kind)[:n+1] {
 			s.go_(r, q)
 		}
-		before := r.c.Metrics()
+		before, drains := r.c.Metrics(), r.c.NeedsDrain(q.h)
 		r.must(r.drop(q, true))
+		for cache, table := range r.c.tables() {
+			if drains && table != nil && table.UploadPending() {
+				t.Errorf("the stream was drained, and the next upload of table %d would wait (C-78)", cache)
+			}
+		}
 		after := r.c.Metrics()
 		if after.PublicationAttempts != before.PublicationAttempts {
 			t.Error("a dropped handle published")
@@ -312,6 +317,9 @@ func TestReport_ChecksItsArguments(t *testing.T) {
 	}{{3, n}, {-1, n}, {Done, n - 1}, {Done, n + 1}, {EnqueueFailed, -1}, {EnqueueFailed, n + 1}, {SyncFailed, 0}} {
 		r.wantCode(r.c.Report(q.h, c.outcome, c.executed), status.InvalidArgument)
 	}
+	if !r.stage(q.h).InFlight || r.stage(other.h).InFlight {
+		t.Errorf("a report is due for %v and %v, want true and false", r.stage(q.h).InFlight, r.stage(other.h).InFlight)
+	}
 	r.wantCode(r.c.Report(other.h, Done, n), status.WrongState)
 	r.wantCode(r.c.Abandon(other.h, true), status.Busy)
 	r.wantCode(r.c.Shutdown(true), status.Busy)
@@ -321,6 +329,9 @@ func TestReport_ChecksItsArguments(t *testing.T) {
 		r.dev.execute(r.c, r.dst[i])
 	}
 	r.must(r.c.Report(q.h, Done, n))
+	if r.stage(q.h).InFlight {
+		t.Error("a report is due for a list that was reported")
+	}
 	r.must(r.finish(q))
 	r.must(r.drop(other, true))
 	r.emptied()

@@ -57,8 +57,8 @@ func TestFault_ALostLeaseEndsTheRequestAndNothingElse(t *testing.T) {
 		if status.CodeOf(err) != status.Internal || k != 0 {
 			t.Fatalf("stage %v: %d commands and %v, want none and an internal error", stage, k, err)
 		}
-		if r.c.op != opNone {
-			t.Fatal("a list is out")
+		if got := r.stage(q.h); r.c.op != opNone || got.Stage != StageFinishing {
+			t.Fatalf("list %v is out, stage %v, want none and finishing", r.c.op, got.Stage)
 		}
 		m, err := r.c.Finish(q.h, r.dst)
 		if err := r.run(q.h, m, err); status.CodeOf(err) != status.Internal {
