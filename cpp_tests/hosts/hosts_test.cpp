@@ -67,6 +67,10 @@ class Process {
         pid_ = fork();
         if (pid_ == 0) {
             setpgid(0, 0);
+            // What the shell ignores in the background would be ignored in the host, too.
+            for (int const ignored : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGPIPE}) {
+                ::signal(ignored, SIG_DFL);
+            }
             rlimit const none{0, 0};
             setrlimit(RLIMIT_CORE, &none);
             int const out = open(output_.c_str(), O_WRONLY | O_CREAT, 0600);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import omni_host
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# A shell ignores the interrupt in its background jobs, and every host begun here would, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=["eager", "threaded"])
