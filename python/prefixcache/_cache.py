@@ -12,7 +12,7 @@ import re
 import struct
 import weakref
 from array import array
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefixcache import _ffi
@@ -48,6 +48,8 @@ class OmniCache:
         self._save_args = bytearray(_SAVE_ARGS.size)
         self._save_args_at = _address(self._save_args)
         self._save_words = memoryview(self._save_args).cast("Q")
+        #: One word, to be cleared before :meth:`save`, which sets it to the id once the step is saved.
+        self.saved_step = self._save_words[_STEP_WORD : _STEP_WORD + 1]
         self._saved: tuple[object, ...] = ()  # what the arguments were packed for
         self._rows = bytearray(8 * _ROWS.size)
         self._rows_at = _address(self._rows)
@@ -119,17 +121,14 @@ class OmniCache:
             )
             self._saved = packed
         words[_SLOTS_WORD] = slots_at
-        words[_STEP_WORD] = 0
         status = self.library.omni_save(self.handle, self._save_args_at)
         if status != OK:
             raise self._error(status, layout.names)
-        return words[_STEP_WORD]
+        return self.saved_step[0]
 
-    def forget(self, known: Container[int]) -> None:
-        """Discard the step of the last :meth:`save` when its id reached nobody."""
-        step = self._save_words[_STEP_WORD]
-        if step and step not in known:
-            self.library.omni_discard(self.handle, step)
+    def drop(self, step: int) -> None:
+        """Discard a step; nothing when there is none of this id (any more)."""
+        self.library.omni_discard(self.handle, step)
 
     def materialize(self, step: int, reads: Sequence[Read], layout: BatchLayout) -> None:
         packed = None

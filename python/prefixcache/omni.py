@@ -19,7 +19,6 @@ handed out. Tensors cross as address, stride and size; no row is copied in Pytho
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
@@ -120,10 +119,10 @@ class OmniPrefixCacheManager:
         # them may be in none, and could neither change an inference tensor nor train on it.
         # Entered under _engine only: making one costs as much as a buffer.
         self._plain = torch.inference_mode(False)
-        # Held during an engine call. Never waited for: a second engine call is a broken
-        # contract, and a lock held at a fork would hang the child before the library
-        # can refuse it.
-        self._engine = threading.Lock()
+        # Empty during an engine call. Not a lock: nobody waits for it, since a second engine
+        # call is a broken contract; and a signal handler that raises cannot come between its
+        # del statement and the try block after it, as it can after lock.acquire().
+        self._engine = {"free": True}
 
     # ------------------------------------------------------------- engine thread
 
@@ -163,8 +162,10 @@ class OmniPrefixCacheManager:
             ) from None
         if type(scheduled) is not dict:
             scheduled = dict(mapping("num_scheduled_tokens", scheduled))
-        if not self._engine.acquire(False):
-            raise _overlap()
+        try:
+            del self._engine["free"]
+        except KeyError:
+            raise _overlap() from None
         try:
             changed = scheduled != self._scheduled
             if changed:  # checked before the library takes anything in
@@ -178,7 +179,7 @@ class OmniPrefixCacheManager:
                 self._scheduled = tokens
                 self._layout = None
         finally:
-            self._engine.release()
+            self._engine["free"] = True
 
     def _begin_with(self, finished: Collection[str], arrivals: Sequence[Any]) -> None:
         numbers = self._numbers
@@ -198,12 +199,15 @@ class OmniPrefixCacheManager:
                 0, token_count(getattr(request, "num_computed_tokens", 0) or 0, "num_computed_tokens of req {}", r)
             )
             packed.append((number, hit, hit_blocks(request, hit, self._config.block_size) if hit else array("q")))
+        # Used up, also when the step is refused: an interrupt may hide that it was not.
+        self._next_number += len(fresh)
         accepted = self._cache.begin_with(array("Q", leaving.values()), packed, fresh)
+        hits = {a.req_id: p[1] for a, p, yes in zip(arrivals, packed, accepted, strict=False) if yes}
         for r in leaving:
             del numbers[r]
-        numbers.update(fresh)
-        self._next_number += len(fresh)
-        self._hits = {a.req_id: p[1] for a, p, yes in zip(arrivals, packed, accepted, strict=False) if yes}
+        # All or nothing: without a call, no signal handler runs in between.
+        numbers |= fresh
+        self._hits = hits
         self._layout = None  # it has numbers that may be others now
 
     def save_outputs(
@@ -235,8 +239,10 @@ class OmniPrefixCacheManager:
             n, padded = step_counts(n, padded)
         if type(mm) is not dict:
             mm = {} if mm is None else mapping("mm_outputs", mm)
-        if not self._engine.acquire(False):
-            raise _overlap()
+        try:
+            del self._engine["free"]
+        except KeyError:
+            raise _overlap() from None
         try:
             layout, ids = self._layout, self._view.batch_req_ids()
             if layout is None or type(ids) is not list or layout.ids != ids:
@@ -256,23 +262,26 @@ class OmniPrefixCacheManager:
                     # `owners` keeps copies of rows that were not in order until the library has read them.
                     owners, stream = place_rows(context, self._cache, sources, n, keep_large=not self._eager)
             slots_at = 0 if slots is None else slots.data_ptr()
+            saved = self._cache.saved_step
+            saved[0] = 0
             try:
                 step = self._cache.save(layout, slots_at, n, len(context.keys), stream)
+                if buffers is None:
+                    for key in context.keys:
+                        key.visible = True
+                    if plan is layout.new:
+                        self._repeat = Repeat.of(context, sources, owners, mm, n, padded)
+                    del owners
+                self._hits = {}
                 self._steps[step] = context
+                return step
             except BaseException:
-                # A signal handler that raises does so here, when the library has saved.
-                self._cache.forget(self._steps)
+                # A signal handler that raises does so here, when the library has saved: nobody gets the id.
+                if saved[0]:
+                    self._cache.drop(saved[0])
                 raise
-            if buffers is None:
-                for key in context.keys:
-                    key.visible = True
-                if plan is layout.new:
-                    self._repeat = Repeat.of(context, sources, owners, mm, n, padded)
-                del owners
-            self._hits = {}
-            return step
         finally:
-            self._engine.release()
+            self._engine["free"] = True
 
     def _batch_layout(self, ids: Iterable[str]) -> BatchLayout:
         """A layout for this step; the last step's when it is only a list of another type."""
@@ -307,24 +316,33 @@ class OmniPrefixCacheManager:
         Raises OmniPrefixCacheUnmatchError: an id that was never saved or is consumed, a
         request that was not in the batch, a hit whose rows do not exist, a failed write.
         """
-        step_id, context = self._take(step_id)
-        layout = context.layout
-        positions: Sequence[int] | None = None
+        step = _step_number(step_id)
         try:
-            if type(req_ids) is not list:
-                req_ids = listed("req_ids", req_ids)
-            if req_ids != layout.ids or context.foreign_hidden is not None:
-                positions = context.positions(step_id, req_ids)
-            if context.kept or context.plan.hits:
-                buffers, part, reads = context.read(positions, self._policy.needs_full_hidden_states, self._buffer)
-            else:
-                buffers, part, reads = context.buffers, context.plan, ()
+            context = self._steps[step]
+            del self._steps[step]
+        except KeyError:
+            raise self._missing(step_id) from None
+        try:
+            layout = context.layout
+            positions: Sequence[int] | None = None
+            try:
+                if type(req_ids) is not list:
+                    req_ids = listed("req_ids", req_ids)
+                if req_ids != layout.ids or context.foreign_hidden is not None:
+                    positions = context.positions(step, req_ids)
+                if context.kept or context.plan.hits:
+                    buffers, part, reads = context.read(positions, self._policy.needs_full_hidden_states, self._buffer)
+                else:
+                    buffers, part, reads = context.buffers, context.plan, ()
+            except Exception:
+                # The step is consumed all the same; a failed write is the better error.
+                self._cache.materialize(step, (), layout)
+                raise
+            self._cache.materialize(step, reads, layout)
+            return context.outputs(buffers, part, req_ids, positions)
         except BaseException:
-            # The step is consumed all the same; a failed write is the better error.
-            self._cache.materialize(step_id, (), layout)
+            self._cache.drop(step)  # where a signal handler raised before the library had consumed it
             raise
-        self._cache.materialize(step_id, reads, layout)
-        return context.outputs(buffers, part, req_ids, positions)
 
     def discard_step(self, step_id: int) -> None:
         """Consume a step that nobody will read; its rows reach the cache all the same.
@@ -332,8 +350,17 @@ class OmniPrefixCacheManager:
         Works after a failed write. Raises OmniPrefixCacheUnmatchError for an id that was
         never saved or is consumed.
         """
-        step_id, context = self._take(step_id)
-        self._cache.discard(step_id, context.layout)
+        step = _step_number(step_id)
+        try:
+            context = self._steps[step]
+            del self._steps[step]
+        except KeyError:
+            raise self._missing(step_id) from None
+        try:
+            self._cache.discard(step, context.layout)
+        except BaseException:
+            self._cache.drop(step)
+            raise
 
     def shutdown(self) -> None:
         """Wait for running work, drop what is pending, refuse further steps. Repeatable."""
@@ -353,26 +380,26 @@ class OmniPrefixCacheManager:
         """
         return self._cache.stats()
 
-    def _take(self, step_id: int) -> tuple[int, StepContext]:
-        """The step's id as a plain int, for the library, and its context."""
-        step = step_id
-        if type(step) is not int:
-            try:
-                step = index(step_id)
-            except TypeError:
-                step = 0  # no step has it
-        context = self._steps.pop(step, None)
-        if context is None:
-            raise OmniPrefixCacheUnmatchError(
-                f"step context {step_id!r} missing (have {sorted(self._steps.copy())}); already consumed or never saved"
-            )
-        return step, context
-
     # -------------------------------------------------------------------- inside
+
+    def _missing(self, step_id: Any) -> OmniPrefixCacheUnmatchError:
+        return OmniPrefixCacheUnmatchError(
+            f"step context {step_id!r} missing (have {sorted(self._steps.copy())}); already consumed or never saved"
+        )
 
     def _buffer(self, key: Key, plan: RowPlan) -> torch.Tensor:
         with torch.inference_mode(False):
             return allocate(self._cache.library, plan.shape(key.row_shape), key.dtype, plan.rows * key.row_bytes)
+
+
+def _step_number(step_id: Any) -> int:
+    """The id as a plain int, for the library; 0, which no step has, when it is no integer."""
+    if type(step_id) is int:
+        return step_id
+    try:
+        return index(step_id)
+    except TypeError:
+        return 0
 
 
 def _overlap() -> PrefixCacheError:
