@@ -61,3 +61,22 @@ func TestS14_AShutdownInTheMiddleEndsASave(t *testing.T) {
 		})
 	}
 }
+
+// a shutdown waits for the job that runs, and one that gives up leaves everything
+// that the job holds, which comes back once, when it ends.
+func TestR18_AShutdownThatGivesUpWaitingTakesNothingFromTheJob(t *testing.T) {
+	r := newRig(t, committer)
+	r.begin(nil, arrive(1)...)
+	r.discard(r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 1)}))
+	j, _ := r.c.NextJob()
+	r.onlyBy(nil)
+	r.c.Shutdown()
+	if s := r.c.Stats(); s.StagedBytes != 8 || s.PendingWrites != 1 || r.c.pages[0] != pageByWrite {
+		t.Errorf("while it runs: %d bytes staged, %d writes, page held by %b", s.StagedBytes, s.PendingWrites, r.c.pages[0])
+	}
+	wantErr(t, r.c.Free(), status.Busy, "1 jobs")
+	r.c.JobDone(&j, r.c.RunHost(&j))
+	if s := r.c.Stats(); s.StagedBytes != 0 || s.PendingWrites != 0 || r.c.pages[0] != 0 || r.rows("h", 0)[0] != 1 {
+		t.Errorf("after it: %d bytes staged, %d writes, page held by %b", s.StagedBytes, s.PendingWrites, r.c.pages[0])
+	}
+}
