@@ -1,6 +1,10 @@
 package prefix
 
-import "libprefixcache/core/status"
+import (
+	"slices"
+
+	"libprefixcache/core/status"
+)
 
 // Plan says what Acquire would do now, and changes nothing (C-25, C-43).
 func (m *Manager) Plan(req *AcquireRequest) (Plan, error) {
@@ -102,6 +106,13 @@ func (m *Manager) prepare(req *AcquireRequest) (int32, found) {
 	i := m.openLease()
 	l := &m.leases[i]
 	l.cells, l.segs, l.draft, l.early = l.cells[:0], l.segs[:0], l.draft[:0], l.early[:0]
+	if !req.NoAttention { // at once: an array that grows leaves smaller ones behind
+		pages := (max(len(req.Tokens), req.TokenCount) + m.cfg.PageTokens - 1) / m.cfg.PageTokens
+		l.cells = slices.Grow(l.cells, min(pages, m.cfg.BasePages))
+		if req.Mode == Spec {
+			l.draft = slices.Grow(l.draft, min(pages, m.cfg.DraftPages))
+		}
+	}
 	f := m.plan(req, &l.cells)
 	m.counters.Acquires++
 	l.cells = l.cells[:f.bound.at]

@@ -1,6 +1,7 @@
 package prefix
 
 import (
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -92,6 +93,54 @@ func TestTheCheckMakesNoTokensPresent(t *testing.T) {
 		t.Errorf("Check of a token that was left: %v", err)
 	}
 	m.content.words[9999<<10] = 0
+}
+
+// A lease lists its blocks in an array that is made once, at its size: one that grew with
+// the match left as much again behind for the collector. What could never be had takes none.
+func TestALeaseTakesMemoryForItsBlocksOnce(t *testing.T) {
+	const blocks, leases = 4096, 100
+	m, err := New(Config{PageTokens: 1, BasePages: 2 * blocks, MaxRecords: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	allocated := func(f func()) uint64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		f()
+		runtime.ReadMemStats(&after)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	req := AcquireRequest{Tokens: make([]int32, blocks+1)}
+	acquire := func() LeaseID {
+		r, err := m.Acquire(&req)
+		if err != nil || r.Status != Acquired {
+			t.Fatal(r.Status, err)
+		}
+		return r.Lease
+	}
+	if _, err := m.Publish(acquire(), blocks); err != nil {
+		t.Fatal(err)
+	}
+	each := allocated(func() {
+		for range leases {
+			acquire()
+		}
+	}) / leases
+	if limit := uint64(4*(blocks+1)*9/8 + 2048); each > limit {
+		t.Errorf("%d bytes allocated for a lease, expected at most %d", each, limit)
+	}
+	k, err := New(Config{PageTokens: 1, BasePages: 8, Identity: Keys})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := allocated(func() {
+		if r, err := k.Acquire(&AcquireRequest{TokenCount: maxTokens}); err != nil || r.Status != InsufficientCapacity {
+			t.Error(r.Status, err)
+		}
+	}); n > 1<<16 {
+		t.Errorf("%d bytes allocated for a request beyond the pool", n)
+	}
 }
 
 // The figures are those of docs/sizing.md, worked out by hand.
