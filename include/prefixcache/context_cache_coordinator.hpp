@@ -40,6 +40,7 @@
 #include <utility>
 #include <vector>
 
+#include "context_cache_arguments.hpp"
 #include "context_cache_manager.hpp"
 #include "cuda_types.hpp"
 #include "deployment.hpp"

@@ -10,58 +10,6 @@
 
 namespace prefixcache {
 
-namespace detail {
-
-/// The layers of one cache in the C ABI's form.
-struct ResourceArguments {
-    std::vector<pc_attention_layer> attention;
-    std::vector<pc_recurrent_layer> recurrent;
-
-    pc_cache_resources fill(HybridCacheManager const* cache, KVPageTable const* table, bool layers) {
-        pc_cache_resources out{};
-        out.table = table != nullptr ? table->handle() : 0;
-        if (cache == nullptr) {
-            return out;
-        }
-        out.num_pages = cache->numPages();
-        out.max_batch = cache->maxBatchSize();
-        out.capacity_tokens = cache->paddedCapacity();
-        if (!layers) {
-            return out;
-        }
-        for (auto const& layer : cache->attentionLayers()) {
-            pc_attention_layer a{};
-            a.k_address = address(layer.kBase);
-            a.kv_heads = layer.kvHeads;
-            a.head_dim = layer.headDim;
-            a.type = static_cast<uint32_t>(layer.type);
-            attention.push_back(a);
-        }
-        for (auto const& layer : cache->recurrentLayers()) {
-            pc_recurrent_layer r{};
-            r.state_address = address(layer.stateBase);
-            r.conv_address = address(layer.convBase);
-            r.heads = layer.heads;
-            r.head_dim = layer.headDim;
-            r.state_size = layer.stateSize;
-            r.state_type = static_cast<uint32_t>(layer.stateType);
-            r.conv_dim = layer.convDim;
-            r.conv_kernel = layer.convKernel;
-            r.conv_type = static_cast<uint32_t>(layer.convType);
-            recurrent.push_back(r);
-        }
-        out.attention = attention.data();
-        out.num_attention = attention.size();
-        out.recurrent = recurrent.data();
-        out.num_recurrent = recurrent.size();
-        return out;
-    }
-
-    static uint64_t address(void const* p) noexcept { return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(p)); }
-};
-
-}  // namespace detail
-
 // ------------------------------------------------------------------ construction
 
 inline pc_handle ContextCacheCoordinator::create(pc_api const& api, ContextCacheConfig const& config,
@@ -140,49 +88,7 @@ inline ContextCacheCoordinator::~ContextCacheCoordinator() noexcept {
 inline ContextCacheCoordinator::BeginRequestResult ContextCacheCoordinator::beginRequest(
     ContextCacheBatchAdmission const& admission, cudaStream_t stream) {
     size_t const count = admission.sequences.size();
-    auto in = detail::sized<pc_admission>();
-    in.num_sequences = static_cast<uint32_t>(count);
-    in.execution = static_cast<uint32_t>(admission.executionMode);
-    in.lookup = static_cast<uint32_t>(admission.lookupPolicy);
-    in.commit = static_cast<uint32_t>(admission.commitPolicy);
-    in.stream = detail::ResourceArguments::address(stream);
-
-    // Flat arrays. A single sequence, the common case, is passed where it lies.
-    std::vector<pc_hash128> media;
-    std::vector<int64_t> mediaOffsets{0};
-    std::vector<pc_extras> extras(count);
-    std::vector<pc_media_span> spans;
-    std::vector<int64_t> spanOffsets{0};
-    mTokens.clear();
-    mOffsets.assign(1, 0);
-    bool anyExtras = false;
-    for (size_t i = 0; i < count; ++i) {
-        auto const& sequence = admission.sequences[i];
-        if (count > 1) {
-            mTokens.insert(mTokens.end(), sequence.tokenIds.begin(), sequence.tokenIds.end());
-        }
-        mOffsets.push_back(mOffsets.back() + static_cast<int64_t>(sequence.tokenIds.size()));
-        for (auto const& digest : sequence.perPositionMediaHash) {
-            media.push_back(detail::SequenceArguments::toC(digest));
-        }
-        mediaOffsets.push_back(static_cast<int64_t>(media.size()));
-        detail::SequenceArguments::fill(sequence.keyExtras, extras[i], spans);
-        spanOffsets.push_back(static_cast<int64_t>(spans.size()));
-        anyExtras = anyExtras || extras[i].present != 0;
-    }
-    in.tokens = count == 1 ? admission.sequences.front().tokenIds.data() : mTokens.data();
-    in.token_offsets = mOffsets.data();
-    if (!media.empty()) {
-        in.media = media.data();
-        in.media_offsets = mediaOffsets.data();
-    }
-    if (anyExtras) {
-        in.extras = extras.data();
-    }
-    if (!spans.empty()) {
-        in.spans = spans.data();
-        in.span_offsets = spanOffsets.data();
-    }
+    detail::AdmissionArguments const in(admission, stream, mTokens, mOffsets);
 
     // Everything that can fail for want of memory comes before the admission.
     auto impl = std::make_unique<RequestHandle::Impl>(*this, stream);
@@ -200,7 +106,7 @@ inline ContextCacheCoordinator::BeginRequestResult ContextCacheCoordinator::begi
     }
 
     BeginRequestResult result;
-    pc_status const status = detail::check(mApi, mApi.context_begin(mContext, &in, starts.data(), &impl->handle));
+    pc_status const status = detail::check(mApi, mApi.context_begin(mContext, in.get(), starts.data(), &impl->handle));
     result.status = static_cast<ContextCacheCoordinatorStatus>(status);
     if (status != PC_OK) {
         return result;
