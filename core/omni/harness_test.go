@@ -165,6 +165,11 @@ func (r *rig) save(vals map[string]uint64, chunks ...chunk) uint64 {
 func (r *rig) trySave(vals map[string]uint64, chunks ...chunk) (uint64, error) {
 	r.t.Helper()
 	a, src := r.args(vals, chunks...)
+	return r.saveArgs(a, src)
+}
+
+// saveArgs saves, overwrites the sources, and remembers the shape of the result.
+func (r *rig) saveArgs(a *SaveArgs, src [][]byte) (uint64, error) {
 	step, err := r.c.Save(a)
 	for _, b := range src {
 		for i := range b {

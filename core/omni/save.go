@@ -98,30 +98,8 @@ func (c *Cache) prepare(a *SaveArgs) (err error) {
 			s.charged = 0
 		}
 	}()
-	for i := range a.Rows {
-		k := c.keys[a.Rows[i].Key]
-		if s.n > 0 && s.device == 0 && (a.Rows[i].Dst == nil || s.byCommitter && k.sched == JoinNextStep) {
-			if err = c.reserveLanding(k); err != nil {
-				return err
-			}
-		}
-		if s.n > 0 && k.sched == JoinOnFinish {
-			if err = k.store.reserve(s.n); err != nil {
-				return err
-			}
-		}
-	}
-	for _, id := range c.visible {
-		// Rows of pending reads may have to be copied aside.
-		if k := c.keys[id]; k.readers > 0 {
-			need := s.n
-			if k.sched == JoinOnFinish && k.carried >= 0 {
-				need += s.n
-			}
-			if err = k.store.reserve(need); err != nil {
-				return err
-			}
-		}
+	if err = c.reserveRows(a); err != nil {
+		return err
 	}
 	if s.page, err = c.claimPage(); err != nil {
 		return err
@@ -143,6 +121,38 @@ func (c *Cache) prepare(a *SaveArgs) (err error) {
 		if c.closed {
 			c.releasePage(s.page, pageByStep)
 			return errShutDown("save")
+		}
+	}
+	return nil
+}
+
+// reserveRows has memory for every row of the step that does not go straight to the
+// mirror, and for those that it displaces there.
+func (c *Cache) reserveRows(a *SaveArgs) error {
+	s := &c.batch
+	for i := range a.Rows {
+		k := c.keys[a.Rows[i].Key]
+		if s.n > 0 && s.device == 0 && (a.Rows[i].Dst == nil || s.byCommitter && k.sched == JoinNextStep) {
+			if err := c.reserveLanding(k); err != nil {
+				return err
+			}
+		}
+		if s.n > 0 && k.sched == JoinOnFinish {
+			if err := k.store.reserve(s.n); err != nil {
+				return err
+			}
+		}
+	}
+	for _, id := range c.visible {
+		// Rows of pending reads may have to be copied aside.
+		if k := c.keys[id]; k.readers > 0 {
+			need := s.n
+			if k.sched == JoinOnFinish && k.carried >= 0 {
+				need += s.n
+			}
+			if err := k.store.reserve(need); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
