@@ -23,19 +23,7 @@ HostCacheShape pagesOf128(int32_t pages = 64) {
     return shape;
 }
 
-ContextCacheSequenceAdmission sequenceOf(std::vector<int32_t> tokens) {
-    ContextCacheSequenceAdmission s;
-    s.tokenIds = std::move(tokens);
-    return s;
-}
-
-int32_t publish(Rig& rig, ContextCacheSequenceAdmission const& s) {
-    ContextCacheBatchAdmission admission;
-    admission.sequences = {s};
-    auto admitted = prefill(*rig, admission);
-    rig->finish(admitted.request);
-    return admitted.prefillStarts[0];
-}
+int32_t publish(Rig& rig, ContextCacheSequenceAdmission const& s) { return serveOne(*rig, s); }
 
 int32_t hit(Rig& rig, ContextCacheSequenceAdmission const& s, ReusePlanMode mode = ReusePlanMode::kVanilla) {
     return rig->manager().lookup(s, mode).reuseTokenLength;

@@ -231,12 +231,16 @@ inline std::vector<int32_t> tokensOf(int32_t n, int32_t seed = 0) {
     return out;
 }
 
+inline ContextCacheSequenceAdmission sequenceOf(std::vector<int32_t> tokens) {
+    ContextCacheSequenceAdmission s;
+    s.tokenIds = std::move(tokens);
+    return s;
+}
+
 inline ContextCacheBatchAdmission admissionOf(std::vector<std::vector<int32_t>> const& prompts) {
     ContextCacheBatchAdmission admission;
     for (auto const& prompt : prompts) {
-        ContextCacheSequenceAdmission sequence;
-        sequence.tokenIds = prompt;
-        admission.sequences.push_back(sequence);
+        admission.sequences.push_back(sequenceOf(prompt));
     }
     return admission;
 }
@@ -281,6 +285,15 @@ inline std::vector<int32_t> serve(ContextCacheCoordinator& c, std::vector<std::v
     auto admitted = prefill(c, admissionOf(prompts));
     c.finish(admitted.request);
     return admitted.prefillStarts;
+}
+
+/// The same for one sequence with more than tokens; where its prefill started.
+inline int32_t serveOne(ContextCacheCoordinator& c, ContextCacheSequenceAdmission const& s) {
+    ContextCacheBatchAdmission admission;
+    admission.sequences = {s};
+    auto admitted = prefill(c, admission);
+    c.finish(admitted.request);
+    return admitted.prefillStarts[0];
 }
 
 }  // namespace test

@@ -9,20 +9,6 @@ namespace {
 using namespace test;
 using Kind = ContextCacheDeploymentKind;
 
-ContextCacheSequenceAdmission sequenceOf(std::vector<int32_t> tokens) {
-    ContextCacheSequenceAdmission s;
-    s.tokenIds = std::move(tokens);
-    return s;
-}
-
-int32_t serveOne(Rig& rig, ContextCacheSequenceAdmission const& s) {
-    ContextCacheBatchAdmission admission;
-    admission.sequences = {s};
-    auto admitted = prefill(*rig, admission);
-    rig->finish(admitted.request);
-    return admitted.prefillStarts[0];
-}
-
 TEST(View, RecordsInOrderOfRecency) {
     Rig rig;
     serve(*rig, {tokensOf(4, 1)});
@@ -67,9 +53,9 @@ TEST(View, TenantsHaveQuotasAndCounters) {
     for (int32_t i = 0; i < 6; ++i) {
         auto s = sequenceOf(tokensOf(12, i));
         s.keyExtras.isolationDigest = one;
-        serveOne(rig, s);
+        serveOne(*rig, s);
     }
-    serveOne(rig, sequenceOf(tokensOf(12, 1)));  // without a key
+    serveOne(*rig, sequenceOf(tokensOf(12, 1)));  // without a key
     auto tenants = rig->manager().tenants();
     ASSERT_EQ(tenants.size(), 2U);
     auto const& first = tenants[tenants[0].present != 0 ? 0 : 1];
@@ -145,7 +131,7 @@ TEST(View, IdentitySeparates) {
         Rig rig;
         auto s = sequenceOf(tokensOf(9));
         s.keyExtras = variants[a];
-        serveOne(rig, s);
+        serveOne(*rig, s);
         for (size_t b = 0; b < variants.size(); ++b) {
             s.keyExtras = variants[b];
             EXPECT_EQ(rig->manager().lookup(s).reuseTokenLength, a == b ? 8 : 0) << a << " and " << b;
@@ -160,7 +146,7 @@ TEST(View, C7_C89_MediaDigestsStandForTokens) {
     for (size_t i = 2; i < 6; ++i) {
         s.perPositionMediaHash[i] = {9, 9};
     }
-    serveOne(rig, s);
+    serveOne(*rig, s);
     EXPECT_EQ(rig->metrics().mediaAwareSequences, 1U);
     s.tokenIds[3] = -1;  // the placeholder under a digest is not looked at
     s.tokenIds.push_back(1);
@@ -190,9 +176,9 @@ TEST(View, InvalidateAndFlushSparePagesInUse) {
     Rig rig;
     auto with = sequenceOf(tokensOf(9));
     with.keyExtras.adapter = AdapterIdentity{{7, 7}, 1};
-    serveOne(rig, with);
+    serveOne(*rig, with);
     with.keyExtras.adapter->generation = 2;
-    serveOne(rig, with);
+    serveOne(*rig, with);
     serve(*rig, {tokensOf(9, 4)});
     EXPECT_EQ(invalidateAdapter(*rig, {7, 7}, 1), 1U);
     EXPECT_EQ(invalidateAdapter(*rig, {7, 8}), 0U);
