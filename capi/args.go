@@ -33,9 +33,15 @@ func slice[T any, N ~uint64 | ~int64](argument string, p unsafe.Pointer, n N) ([
 	return unsafe.Slice((*T)(p), int(n)), nil
 }
 
-// disjoint checks that two outputs of n and m entries do not lie on each other:
-// the later one would silently replace the earlier.
+// disjoint checks that two outputs of n and m entries, each of which may be null, are
+// aligned and do not lie on each other: the later one would silently replace the earlier.
 func disjoint[A, B any](first string, a *A, n uint64, second string, b *B, m uint64) *status.Error {
+	if err := aligned(first, a); err != nil {
+		return err
+	}
+	if err := aligned(second, b); err != nil {
+		return err
+	}
 	x, y := uintptr(unsafe.Pointer(a)), uintptr(unsafe.Pointer(b))
 	if a == nil || b == nil || n == 0 || m == 0 || (x <= y && uint64(y-x) >= n*uint64(unsafe.Sizeof(*a))) || (y <= x && uint64(x-y) >= m*uint64(unsafe.Sizeof(*b))) {
 		return nil
@@ -51,7 +57,7 @@ func out[T any](argument string, p *T) *status.Error {
 	return aligned(argument, p)
 }
 
-// aligned refuses addresses that no compiler gives a T: the runtime ends the process when
+// aligned refuses addresses that no compiler gives a T; null passes. The runtime ends the process when
 // it meets one while the collector runs.
 func aligned[T any](argument string, p *T) *status.Error {
 	if a := unsafe.Alignof(*p); uintptr(unsafe.Pointer(p))%a != 0 {

@@ -182,6 +182,9 @@ func (x *contextCache) close() {
 //export pcgo_context_destroy
 func pcgo_context_destroy(h *C.pc_handle) (st C.pc_status) {
 	defer guard(&st, nil)
+	if err := aligned("context", h); err != nil {
+		return fail(err)
+	}
 	if h == nil || *h == 0 {
 		return C.PC_OK
 	}

@@ -125,6 +125,9 @@ func fillExtras(dst *prefix.Extras, e *C.pc_extras, spans []prefix.MediaSpan) *s
 	if e == nil {
 		return nil
 	}
+	if err := aligned("extras", e); err != nil {
+		return err
+	}
 	if e.present&^extraBits != 0 || e.reserved0 != 0 {
 		return status.New(status.Unsupported, "extras.present: %#x, expected only PC_EXTRA_ bits (and reserved0 %d to be 0)", uint32(e.present), uint32(e.reserved0))
 	}

@@ -169,6 +169,9 @@ func model(name string, in *C.pc_model) (m coordinator.Model, err error) {
 	if in == nil {
 		return m, status.New(status.InvalidArgument, "deployment.%s: null, expected a pc_model", name)
 	}
+	if err := aligned("deployment."+name, in); err != nil {
+		return m, err
+	}
 	layers, serr := slice[uint32](name+".layers", unsafe.Pointer(in.layers), in.num_layers)
 	if serr != nil {
 		return m, serr

@@ -20,6 +20,9 @@ func pcgo_digest_sequence(sequence *C.pc_sequence, tokensPerPage C.int32_t, dige
 	if err := args.request(sequence, false, &req); err != nil {
 		return fail(err)
 	}
+	if err := aligned("prefix", prefixDigest); err != nil {
+		return fail(err)
+	}
 	blocks, serr := slice[prefix.Hash128]("digests", unsafe.Pointer(digests), numDigests)
 	if serr != nil {
 		return fail(serr)
@@ -64,8 +67,8 @@ func pcgo_digest_bytes(data unsafe.Pointer, size C.uint64_t, out128 *C.pc_hash12
 	if err != nil {
 		return fail(err)
 	}
-	if out128 == nil {
-		return failNew(status.InvalidArgument, "digest: null, expected the address of an output")
+	if err := out("digest", out128); err != nil {
+		return fail(err)
 	}
 	h := prefix.OpaqueIdentity(bytes)
 	*out128 = C.pc_hash128{high: C.uint64_t(h.Hi), low: C.uint64_t(h.Lo)}

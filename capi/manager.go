@@ -181,6 +181,9 @@ func pcgo_manager_create(in *C.pc_manager_options, result *C.pc_handle) (st C.pc
 //export pcgo_manager_destroy
 func pcgo_manager_destroy(h *C.pc_handle) (st C.pc_status) {
 	defer guard(&st, nil)
+	if err := aligned("manager", h); err != nil {
+		return fail(err)
+	}
 	if h == nil || *h == 0 {
 		return C.PC_OK
 	}

@@ -174,7 +174,7 @@ func pcgo_manager_grow(h, lease C.pc_handle, base, draft C.int32_t, basePages, d
 
 // grow appends pages and tells which. Core allocates them at the end of the lease.
 func (m *manager) grow(id prefix.LeaseID, base, draft C.int32_t, basePages, draftPages *C.int32_t) C.pc_status {
-	if err := disjoint("base_pages", basePages, uint64(max(0, base)), "draft_pages", draftPages, uint64(max(0, draft))); err != nil {
+	if err := growthOutputs(base, draft, basePages, draftPages); err != nil {
 		return fail(err)
 	}
 	ok, err := m.m.Grow(id, int(base), int(draft))
@@ -200,6 +200,10 @@ func (m *manager) grow(id prefix.LeaseID, base, draft C.int32_t, basePages, draf
 		}
 	}
 	return C.PC_OK
+}
+
+func growthOutputs(base, draft C.int32_t, basePages, draftPages *C.int32_t) *status.Error {
+	return disjoint("base_pages", basePages, uint64(max(0, base)), "draft_pages", draftPages, uint64(max(0, draft)))
 }
 
 // checkPublication checks the optional output before anything changes.
@@ -276,6 +280,9 @@ func (m *manager) advance(id prefix.LeaseID, tokens *C.int32_t, numTokens C.uint
 		return fail(err)
 	}
 	if err := checkPublication(publication); err != nil {
+		return fail(err)
+	}
+	if err := growthOutputs(base, draft, basePages, draftPages); err != nil {
 		return fail(err)
 	}
 	if len(t) > 0 {

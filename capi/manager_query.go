@@ -104,6 +104,15 @@ func pcgo_manager_invalidate(h C.pc_handle, adapter *C.pc_hash128, generation, r
 	if adapter == nil {
 		return failNew(status.InvalidArgument, "adapter: null, expected a pc_hash128")
 	}
+	if err := aligned("adapter", adapter); err != nil {
+		return fail(err)
+	}
+	if err := aligned("generation", generation); err != nil {
+		return fail(err)
+	}
+	if err := aligned("removed", removed); err != nil {
+		return fail(err)
+	}
 	var gen *uint64
 	if generation != nil {
 		v := uint64(*generation)
@@ -124,6 +133,9 @@ func pcgo_manager_flush(h C.pc_handle, removed *C.uint64_t) (st C.pc_status) {
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
+	if err := aligned("removed", removed); err != nil {
+		return fail(err)
+	}
 	n := m.m.Flush()
 	if removed != nil {
 		*removed = C.uint64_t(n)

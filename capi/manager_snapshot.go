@@ -77,6 +77,9 @@ func pcgo_manager_publish_hybrid_keys(h, lease C.pc_handle, first C.uint64_t, ke
 	if at == nil {
 		return failNew(status.InvalidArgument, "checkpoint: null, expected a pc_checkpoint")
 	}
+	if err := aligned("checkpoint", at); err != nil {
+		return fail(err)
+	}
 	k, serr := m.keyArgs(first, keys, numKeys, publication)
 	if serr != nil {
 		return fail(serr)
@@ -116,6 +119,9 @@ func pcgo_manager_release(h C.pc_handle, lease *C.pc_handle) (st C.pc_status) {
 		return fail(serr)
 	}
 	defer m.mu.Unlock()
+	if err := aligned("lease", lease); err != nil {
+		return fail(err)
+	}
 	if lease == nil || *lease == 0 {
 		return C.PC_OK
 	}

@@ -71,6 +71,9 @@ func pcgo_manager_set_quota(h C.pc_handle, isolation *C.pc_hash128, quota C.uint
 	if quota > maxQuota {
 		return failNew(status.InvalidArgument, "quota: %d, expected 0 to %d per mille", uint32(quota), maxQuota)
 	}
+	if err := aligned("isolation", isolation); err != nil {
+		return fail(err)
+	}
 	var key prefix.OptionalHash
 	if isolation != nil {
 		key = prefix.OptionalHash{Present: true, Hash: hash(*isolation)}

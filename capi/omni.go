@@ -204,6 +204,9 @@ func pcgo_omni_shutdown(cache C.pc_handle) (st C.pc_status) {
 //export pcgo_omni_destroy
 func pcgo_omni_destroy(cache *C.pc_handle) (st C.pc_status) {
 	defer guard(&st, nil)
+	if err := aligned("cache", cache); err != nil {
+		return fail(err)
+	}
 	if cache == nil || *cache == 0 {
 		return C.PC_OK
 	}

@@ -225,6 +225,9 @@ func enterTableChange(h C.pc_handle) (*pageTable, *entry, *status.Error) {
 //export pcgo_table_destroy
 func pcgo_table_destroy(h *C.pc_handle) (st C.pc_status) {
 	defer guard(&st, nil)
+	if err := aligned("table", h); err != nil {
+		return fail(err)
+	}
 	if h == nil || *h == 0 {
 		return C.PC_OK
 	}
@@ -318,6 +321,9 @@ func pcgo_table_upload(h C.pc_handle, stream C.uint64_t, uploaded *C.uint32_t) (
 		return fail(serr)
 	}
 	defer t.mu.Unlock()
+	if err := aligned("uploaded", uploaded); err != nil {
+		return fail(err)
+	}
 	n, err := t.t.PlanUpload(coordinator.Base, t.commands)
 	if err != nil {
 		return fail(err)

@@ -244,6 +244,8 @@ def test_zero_handle(lib):
     zero = ctypes.c_uint64(0)
     assert lib.pc_omni_destroy(byref(zero)) == OK
     assert lib.pc_omni_destroy(None) == OK
+    odd = ctypes.c_void_p(ctypes.addressof((ctypes.c_uint64 * 2)()) + 1)
+    assert lib.pc_omni_destroy(odd) == INVALID and "aligned" in error(lib)
 
 
 def test_stale_handle(lib):

@@ -197,6 +197,7 @@ def test_requests_of_another_coordinator_and_ended_ones(world, name):
 
 
 POINTERS = [(n, a) for n in NAMES for t, a in PROTOTYPES[n] if "*" in t]
+TYPED = [(n, a) for n in NAMES for t, a in PROTOTYPES[n] if "*" in t and t not in ("char*", "void*")]
 
 
 @pytest.mark.parametrize("name, argument", POINTERS)
@@ -207,6 +208,16 @@ def test_null_pointers(world, name, argument):
     else:
         world.refused(name, values, INVALID, argument, **{argument: None})
         assert world.call(name, values) == OK, world.error()
+
+
+@pytest.mark.parametrize("name, argument", TYPED)
+def test_misaligned_addresses(world, name, argument):
+    values = world.good(name)
+    value = values[argument]
+    memory = (ctypes.c_uint8 * (ctypes.sizeof(value) + 16))()
+    ctypes.memmove(address(memory) + 1, address(value), ctypes.sizeof(value))
+    world.refused(name, values, INVALID, "aligned", **{argument: address(memory) + 1})
+    assert world.call(name, values) == OK, world.error()
 
 
 STRUCTS = [
