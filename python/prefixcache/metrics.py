@@ -26,14 +26,14 @@ def prometheus_text(*caches: Any, labels: Mapping[str, str] | None = None) -> st
     Raises PrefixCacheArgumentError for labels that cannot be, PrefixCacheError for a
     cache that is closed. Any thread.
     """
-    common = {} if labels is None else dict(labels)
+    common = _labels({} if labels is None else labels)
     sources = (_ffi.MetricsSource * len(caches))()
     keep = []
     for source, cache in zip(sources, caches, strict=True):
         own: Mapping[str, str] = {}
-        if isinstance(cache, tuple):
+        if isinstance(cache, tuple) and len(cache) == 2:
             cache, own = cache
-        merged = common | dict(own)
+        merged = common | _labels(own)
         packed = (_ffi.Label * len(merged))(*((_text(k), _text(v)) for k, v in merged.items()))
         keep.append(packed)
         handle = getattr(cache, "handle", None)
@@ -47,6 +47,12 @@ def prometheus_text(*caches: Any, labels: Mapping[str, str] | None = None) -> st
         library.check(library.metrics_text(ctypes.addressof(sources) if caches else 0, len(caches), text, room, size))
         if size.value < room:
             return text.raw[: size.value].decode()
+
+
+def _labels(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise PrefixCacheArgumentError(f"labels: {value!r}, expected a mapping")
+    return dict(value)
 
 
 def _text(value: object) -> bytes:

@@ -186,5 +186,5 @@ def test_the_device_copy_can_only_be_read_in_host_memory():
     t.upload()
     with pytest.raises(PrefixCacheError, match="host_memory"):
         t.device_row(0)
-    with pytest.raises(IndexError):
+    with pytest.raises(PrefixCacheError, match="slot: 2, expected 0 to 1"):
         KVPageTable(2, 3, 8).device_row(2)

@@ -195,7 +195,7 @@ def test_digests_of_bytes():
     assert Hash128(0, 0) not in digests
     assert digest_bytes(bytearray(b"ab")) == digest_bytes(memoryview(b"ab")) == digests[-1]
     assert digest_bytes(np.frombuffer(b"ab", np.uint8)) == digests[-1]
-    with pytest.raises(TypeError):
+    with pytest.raises(PrefixCacheError, match="data: 'text', expected a buffer of bytes"):
         digest_bytes("text")
 
 

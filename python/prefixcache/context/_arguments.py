@@ -10,19 +10,27 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any
+from enum import IntEnum
+from operator import index
+from typing import Any, TypeVar
 
 from prefixcache import PrefixCacheArgumentError
 from prefixcache.context import _abi
 from prefixcache.context.types import (
+    AdapterIdentity,
     BlockKeyExtras,
     BlockKeySequence,
     ContextCacheBatchAdmission,
     ContextCacheSequenceAdmission,
     ContextCacheSequenceAdvance,
     Hash128,
+    HybridCheckpointKey,
+    MediaSpan,
     Tokens,
 )
+
+T = TypeVar("T")
+E = TypeVar("E", bound=IntEnum)
 
 
 def integers(argument: str, values: Tokens, code: str = "i") -> array[int]:
@@ -45,11 +53,40 @@ def integers(argument: str, values: Tokens, code: str = "i") -> array[int]:
     return out
 
 
+def instance(argument: str, value: Any, kind: type[T]) -> T:
+    """``value`` if it is of this class."""
+    if not isinstance(value, kind):
+        raise PrefixCacheArgumentError(f"{argument}: {value!r}, expected a {kind.__name__}")
+    return value
+
+
+def instances(argument: str, values: Iterable[Any], kind: type[T]) -> list[T]:
+    """``values`` as a list, all of this class."""
+    try:
+        items = list(values)
+    except TypeError as e:
+        raise PrefixCacheArgumentError(f"{argument}: {values!r}, expected a sequence of {kind.__name__}") from e
+    return [instance(f"{argument}[{i}]", item, kind) for i, item in enumerate(items)]
+
+
+def member(argument: str, value: Any, kind: type[E]) -> E:
+    """``value`` as a member of an enumeration."""
+    try:
+        return kind(value)
+    except (TypeError, ValueError) as e:
+        raise PrefixCacheArgumentError(f"{argument}: {value!r}, expected a {kind.__name__}") from e
+
+
+def flag(argument: str, value: Any) -> int:
+    """True or False, as 1 or 0."""
+    return integer(argument, value, 0, 1)
+
+
 def integer(argument: str, value: int, low: int, high: int) -> int:
     """``value`` if it lies in [low, high]. ctypes would cut it to size without a word."""
     try:
-        number = value.__index__()
-    except AttributeError as e:
+        number = index(value)
+    except TypeError as e:
         raise PrefixCacheArgumentError(f"{argument}: {value!r}, expected an integer") from e
     if not low <= number <= high:
         raise PrefixCacheArgumentError(f"{argument}: {number}, expected {low} to {high}")
@@ -70,7 +107,10 @@ def address(values: array[int]) -> int | None:
 
 
 def to_hash(argument: str, value: Hash128) -> _abi.Hash:
-    high, low = value
+    try:
+        high, low = value
+    except (TypeError, ValueError) as e:
+        raise PrefixCacheArgumentError(f"{argument}: {value!r}, expected a pair of unsigned 64-bit integers") from e
     return _abi.Hash(uint64(f"{argument}.high", high), uint64(f"{argument}.low", low))
 
 
@@ -95,10 +135,12 @@ def extras(value: BlockKeyExtras | None) -> _abi.Extras:
     out = _abi.Extras()
     if value is None:
         return out
+    instance("key_extras", value, BlockKeyExtras)
     if value.adapter is not None:
+        adapter = instance("key_extras.adapter", value.adapter, AdapterIdentity)
         out.present |= _abi.EXTRA_ADAPTER
-        out.adapter = to_hash("key_extras.adapter.id", value.adapter.id)
-        out.adapter_generation = uint64("key_extras.adapter.generation", value.adapter.generation)
+        out.adapter = to_hash("key_extras.adapter.id", adapter.id)
+        out.adapter_generation = uint64("key_extras.adapter.generation", adapter.generation)
     for name, field, bit in (
         ("position_digest", "position", _abi.EXTRA_POSITION),
         ("custom_embedding_digest", "embedding", _abi.EXTRA_EMBEDDING),
@@ -120,7 +162,7 @@ def spans(value: BlockKeyExtras | None) -> list[_abi.Span]:
             order=int32("media_spans.item_order", s.item_order),
             modality=integer("media_spans.modality", s.modality, 0, 255),
         )
-        for s in (value.media_spans if value is not None else ())
+        for s in (instances("media_spans", value.media_spans, MediaSpan) if value is not None else ())
     ]
 
 
@@ -135,13 +177,14 @@ def media(sequence: ContextCacheSequenceAdmission, num_tokens: int) -> array[int
 
 
 def checkpoints(sequence: BlockKeySequence) -> Any:
-    return (_abi.Checkpoint * len(sequence.checkpoints))(
+    points = instances("checkpoints", sequence.checkpoints, HybridCheckpointKey)
+    return (_abi.Checkpoint * len(points))(
         *(
             _abi.Checkpoint(
                 to_hash("checkpoints.digest", c.digest),
                 integer("checkpoints.token_length", c.token_length, 0, 2**31 - 1),
             )
-            for c in sequence.checkpoints
+            for c in points
         )
     )
 
@@ -185,12 +228,14 @@ class AdmissionArgument:
     """A pc_admission: the arrays of all sequences one after the other."""
 
     def __init__(self, admission: ContextCacheBatchAdmission, stream: int) -> None:
-        n = len(admission.sequences)
+        instance("admission", admission, ContextCacheBatchAdmission)
+        sequences = instances("sequences", admission.sequences, ContextCacheSequenceAdmission)
+        n = len(sequences)
         self.tokens, self.media = array("i"), array("Q")
         self.token_offsets, self.media_offsets, self.span_offsets = array("q", [0]), array("q", [0]), array("q", [0])
         self.extras = (_abi.Extras * n)()
         items: list[_abi.Span] = []
-        for i, sequence in enumerate(admission.sequences):
+        for i, sequence in enumerate(sequences):
             tokens = integers("token_ids", sequence.token_ids)
             self.tokens += tokens
             self.media += media(sequence, len(tokens))
@@ -230,6 +275,7 @@ class AdvanceArgument:
         publish: Sequence[int] | None = None,
     ) -> None:
         self.tokens, self.offsets = array("i"), array("q", [0])
+        advances = instances("advances", advances, ContextCacheSequenceAdvance)
         for advance in advances:
             self.tokens += integers("accepted_token_ids", advance.accepted_token_ids)
             self.offsets.append(len(self.tokens))
@@ -237,13 +283,13 @@ class AdvanceArgument:
         s = self.struct = _abi.sized(_abi.Advance)
         s.num_sequences = len(advances)
         s.tokens, s.token_offsets, s.committed = address(self.tokens), address(self.offsets), address(self.committed)
-        if common is not None and len(common):
-            self.common = integers("common_state_lengths", common)
+        self.common = integers("common_state_lengths", () if common is None else common)
+        if self.common:
             if len(self.common) != len(advances):
                 raise PrefixCacheArgumentError(
                     f"common_state_lengths: {len(self.common)} of them, expected {len(advances)}, one for each advance"
                 )
             s.common = address(self.common)
-        if publish is not None and len(publish):
-            self.publish = integers("publishable_completed_slots", publish)
+        self.publish = integers("publishable_completed_slots", () if publish is None else publish)
+        if self.publish:
             s.publish, s.num_publish = address(self.publish), len(self.publish)

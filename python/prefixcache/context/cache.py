@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
-from prefixcache import PrefixCacheArgumentError
+from prefixcache import PrefixCacheMemoryError
+from prefixcache.context._arguments import instances, integer
 from prefixcache.context.table import KVPageTable
 
 
@@ -146,17 +147,16 @@ class HostCacheManager:
         attention: Sequence[AttentionShape] = (),
         recurrent: Sequence[RecurrentShape] = (),
     ) -> None:
-        if num_pages < 0 or max_batch_size < 1 or max_pages_per_seq < 0 or tokens_per_page < 1:
-            raise PrefixCacheArgumentError(
-                f"num_pages, max_batch_size, max_pages_per_seq, tokens_per_page: {num_pages}, {max_batch_size}, "
-                f"{max_pages_per_seq}, {tokens_per_page}, expected no negative number, a batch and a page of at least 1"
-            )
+        num_pages = integer("num_pages", num_pages, 0, 2**31 - 1)
+        max_batch_size = integer("max_batch_size", max_batch_size, 1, 2**31 - 1)
+        max_pages_per_seq = integer("max_pages_per_seq", max_pages_per_seq, 0, 2**31 - 1)
+        tokens_per_page = integer("tokens_per_page", tokens_per_page, 1, 2**31 - 1)
         self.num_pages = num_pages
         self.max_batch_size = max_batch_size
         self.padded_capacity = max_pages_per_seq * tokens_per_page
         self.tokens_per_page = tokens_per_page
-        self.attention = list(attention)
-        self.recurrent = list(recurrent)
+        self.attention = instances("attention", attention, AttentionShape)
+        self.recurrent = instances("recurrent", recurrent, RecurrentShape)
         self.kv = [_memory(2 * num_pages * self.page_bytes(i)) for i in range(len(self.attention))]
         self.state = [_memory(max_batch_size * self.state_bytes(i)) for i in range(len(self.recurrent))]
         self.conv = [_memory(max_batch_size * self.conv_bytes(i)) for i in range(len(self.recurrent))]
@@ -245,4 +245,7 @@ class HostCacheManager:
 
 
 def _memory(size: int) -> Any:
-    return (ctypes.c_uint8 * size)()
+    try:
+        return (ctypes.c_uint8 * size)()
+    except (MemoryError, OverflowError, ValueError) as e:
+        raise PrefixCacheMemoryError(f"a cache of {size} bytes cannot be had in host memory") from e

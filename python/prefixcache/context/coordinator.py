@@ -19,6 +19,7 @@ from prefixcache.context._arguments import (
     AdmissionArgument,
     AdvanceArgument,
     address,
+    instance,
     int32,
     integer,
     integers,
@@ -81,6 +82,9 @@ class ContextCacheCoordinator:
         """Enqueues nothing. ``stream`` (a cudaStream_t, any number without a GPU) orders
         all device work. Without a synchroniser the library waits for the stream itself.
         """
+        instance("config", config, ContextCacheConfig)
+        instance("deployment", deployment, DeploymentConfig)
+        instance("resources", resources, ContextCachePhysicalResources)
         self._library = _abi.load()
         self._handle = ctypes.c_uint64()
         self._resources = resources
@@ -243,7 +247,7 @@ class ContextCacheCoordinator:
 
     def finish(self, request: RequestHandle) -> Status:
         """Ends a request normally, in any phase. An empty handle is fine."""
-        if not request.valid():
+        if not instance("request", request, RequestHandle).valid():
             return Status.OK
         return self._step(request, "finish", self._library.context_finish)
 
@@ -261,7 +265,7 @@ class ContextCacheCoordinator:
     def _step(self, request: RequestHandle, name: str, call: Callable[..., int], *arguments: Any) -> Status:
         """Runs one step to its end: the library's part, and the work it hands out."""
         with self._steps.exclusive(name):
-            if not request.valid():
+            if not instance("request", request, RequestHandle).valid():
                 raise PrefixCacheArgumentError(f"{name}: the request handle is empty")
             if request._coordinator is not self:
                 raise PrefixCacheArgumentError(f"{name}: the request belongs to another coordinator")

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from prefixcache import PrefixCacheArgumentError
 from prefixcache.context import _abi
-from prefixcache.context._arguments import address, int32, integer, integers
+from prefixcache.context._arguments import address, flag, instance, int32, integer, integers
 from prefixcache.context.cache import AttentionShape, DataType, RecurrentShape
 from prefixcache.context.types import ContextCacheDeploymentKind
 
@@ -77,17 +78,18 @@ def validate_context_cache_deployment(
     """
     library = _abi.load()
     out, kind = _abi.sized(_abi.Deployment), ctypes.c_uint32()
-    out.diffusion_backbone = int(deployment.has_diffusion_backbone)
-    out.vision_bidirectional = int(deployment.has_bidirectional_vision)
+    instance("deployment", deployment, DeploymentConfig)
+    out.diffusion_backbone = flag("has_diffusion_backbone", deployment.has_diffusion_backbone)
+    out.vision_bidirectional = flag("has_bidirectional_vision", deployment.has_bidirectional_vision)
     out.speculative = integer("speculative_mode", deployment.speculative_mode, 0, 2**32 - 1)
     out.tokens_per_page = integer("tokens_per_page", tokens_per_page, 1, 2**31 - 1)
-    base = _ModelArgument(deployment.base)
+    base = _ModelArgument(instance("base", deployment.base, ModelConfig))
     out.base = ctypes.pointer(base.struct)
     if deployment.draft is not None:
-        draft = _ModelArgument(deployment.draft)
+        draft = _ModelArgument(instance("draft", deployment.draft, ModelConfig))
         out.draft = ctypes.pointer(draft.struct)
     if deployment.spec is not None:
-        spec = deployment.spec
+        spec = instance("spec", deployment.spec, SpecConfig)
         out.verify_size = int32("verify_size", spec.verify_size)
         out.drafting_step = int32("drafting_step", spec.drafting_step)
         out.drafting_top_k = int32("drafting_top_k", spec.drafting_top_k)
@@ -126,10 +128,14 @@ class _ModelArgument:
 
     def __init__(self, model: ModelConfig) -> None:
         self.layers = integers("layers", model.layers, "I")
-        shapes = [AttentionShape(heads, dim, model.kv_type) for heads, dim in model.kv_layers]
+        try:
+            shapes = [AttentionShape(heads, dim, model.kv_type) for heads, dim in model.kv_layers]
+        except (TypeError, ValueError) as e:
+            raise PrefixCacheArgumentError(f"kv_layers: {model.kv_layers!r}, expected pairs of heads and width") from e
         self.attention = (_abi.AttentionLayer * len(shapes))(*(attention_layer(s) for s in shapes))
         self.donors = integers("kv_donors", model.kv_donors)
-        recurrent = model.recurrent or RecurrentShape(0, 0, 0, 0, 0)
+        recurrent = RecurrentShape(0, 0, 0, 0, 0) if model.recurrent is None else model.recurrent
+        instance("recurrent", recurrent, RecurrentShape)
         count = integer("num_recurrent_layers", model.num_recurrent_layers, 0, 1 << 20)
         self.recurrent = (_abi.RecurrentLayer * count)(*(recurrent_layer(recurrent) for _ in range(count)))
         s = self.struct = _abi.Model()
@@ -142,4 +148,4 @@ class _ModelArgument:
         s.recurrent, s.num_recurrent = ctypes.addressof(self.recurrent), count
         s.hidden_size = int32("hidden_size", model.hidden_size)
         s.base_hidden_size = int32("base_hidden_size", model.base_hidden_size)
-        s.spec_base, s.eagle = int(model.is_spec_base), int(model.is_eagle)
+        s.spec_base, s.eagle = flag("is_spec_base", model.is_spec_base), flag("is_eagle", model.is_eagle)

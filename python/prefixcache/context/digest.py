@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from prefixcache import PrefixCacheArgumentError
 from prefixcache.context import _abi
 from prefixcache.context._arguments import SequenceArgument, from_hash, int32
 from prefixcache.context.types import ContextCacheSequenceAdmission, Hash128, Tokens
@@ -16,7 +17,11 @@ from prefixcache.context.types import ContextCacheSequenceAdmission, Hash128, To
 
 def digest_bytes(data: Any) -> Hash128:
     """Digest of bytes (any contiguous buffer). Length and trailing zeros matter; never zero."""
-    library, out, raw = _abi.load(), _abi.Hash(), bytes(memoryview(data))
+    try:
+        raw = bytes(memoryview(data))
+    except (TypeError, BufferError) as e:
+        raise PrefixCacheArgumentError(f"data: {data!r}, expected a buffer of bytes") from e
+    library, out = _abi.load(), _abi.Hash()
     library.check(library.digest_bytes(raw or None, len(raw), ctypes.byref(out)))
     return from_hash(out)
 

@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from prefixcache.context import _abi
-from prefixcache.context._arguments import SequenceArgument, address, hashes, int32, integer, integers, to_hash
+from prefixcache.context._arguments import (
+    SequenceArgument,
+    address,
+    flag,
+    hashes,
+    instance,
+    int32,
+    integer,
+    integers,
+    to_hash,
+)
 from prefixcache.context.types import (
     AcquireStatus,
     BlockKeySequence,
@@ -166,12 +176,12 @@ class ContextCacheManager(ManagerView):
     def append(self, lease: CacheRequestLease, token_ids: Tokens) -> None:
         """Adds tokens to the history of a lease. They need no page yet."""
         tokens = integers("token_ids", token_ids)
-        self._check(self._library.manager_append(self.handle, lease.handle, address(tokens), len(tokens)))
+        self._check(self._library.manager_append(self.handle, _handle(lease), address(tokens), len(tokens)))
 
     def grow(self, lease: CacheRequestLease, base: int, draft: int = 0) -> bool:
         """Appends private pages, both pools or neither (C-54); False: no capacity."""
         status = self._library.manager_grow(
-            self.handle, lease.handle, int32("base", base), int32("draft", draft), None, None
+            self.handle, _handle(lease), int32("base", base), int32("draft", draft), None, None
         )
         if status == REQUEST_FAILED:
             return False
@@ -181,7 +191,7 @@ class ContextCacheManager(ManagerView):
     def publish(self, lease: CacheRequestLease, resident_length: int) -> Publication:
         """Publishes the full blocks of the first ``resident_length`` tokens (vanilla, spec)."""
         out, resident = _abi.sized(_abi.Publication), integer("resident_length", resident_length, -(2**63), 2**63 - 1)
-        self._check(self._library.manager_publish(self.handle, lease.handle, resident, ctypes.byref(out)))
+        self._check(self._library.manager_publish(self.handle, _handle(lease), resident, ctypes.byref(out)))
         return _to_publication(out)
 
     def advance(
@@ -196,7 +206,7 @@ class ContextCacheManager(ManagerView):
         tokens, out = integers("token_ids", token_ids), _abi.sized(_abi.Publication)
         status = self._library.manager_advance(
             self.handle,
-            lease.handle,
+            _handle(lease),
             address(tokens),
             len(tokens),
             integer("resident_length", resident_length, -(2**63), 2**63 - 1),
@@ -218,7 +228,7 @@ class ContextCacheManager(ManagerView):
         self._check(
             self._library.manager_publish_keys(
                 self.handle,
-                lease.handle,
+                _handle(lease),
                 integer("first", first, 0, 2**64 - 1),
                 address(values),
                 len(values) // 2,
@@ -232,7 +242,11 @@ class ContextCacheManager(ManagerView):
         """Snapshot slots for one capture; None when all are in use."""
         recurrent, partial = ctypes.c_int32(), ctypes.c_int32()
         status = self._library.manager_reserve(
-            self.handle, lease.handle, int(need_partial), ctypes.byref(recurrent), ctypes.byref(partial)
+            self.handle,
+            _handle(lease),
+            flag("need_partial", need_partial),
+            ctypes.byref(recurrent),
+            ctypes.byref(partial),
         )
         if status == REQUEST_FAILED:
             return None
@@ -246,7 +260,9 @@ class ContextCacheManager(ManagerView):
         out, size = _abi.sized(_abi.Publication), integer("length", length, -(2**63), 2**63 - 1)
         recurrent, partial = _slots(reservation)
         self._check(
-            self._library.manager_publish_hybrid(self.handle, lease.handle, size, recurrent, partial, ctypes.byref(out))
+            self._library.manager_publish_hybrid(
+                self.handle, _handle(lease), size, recurrent, partial, ctypes.byref(out)
+            )
         )
         return _to_publication(out)
 
@@ -260,6 +276,7 @@ class ContextCacheManager(ManagerView):
     ) -> Publication:
         """``publish_hybrid`` with block keys and the caller's digest of the snapshot."""
         out, values = _abi.sized(_abi.Publication), hashes("keys", keys)
+        instance("checkpoint", checkpoint, HybridCheckpointKey)
         point = _abi.Checkpoint(
             to_hash("checkpoint.digest", checkpoint.digest),
             integer("checkpoint.token_length", checkpoint.token_length, -(2**63), 2**63 - 1),
@@ -268,7 +285,7 @@ class ContextCacheManager(ManagerView):
         self._check(
             self._library.manager_publish_hybrid_keys(
                 self.handle,
-                lease.handle,
+                _handle(lease),
                 integer("first", first, 0, 2**64 - 1),
                 address(values),
                 len(values) // 2,
@@ -282,21 +299,25 @@ class ContextCacheManager(ManagerView):
 
     def retire(self, lease: CacheRequestLease, reservation: HybridSnapshotReservation) -> None:
         """Gives up the lease's hold on reserved slots; published ones stay (C-62)."""
-        self._check(self._library.manager_retire(self.handle, lease.handle, *_slots(reservation)))
+        self._check(self._library.manager_retire(self.handle, _handle(lease), *_slots(reservation)))
 
     def release_restored(self, lease: CacheRequestLease) -> None:
         """Gives up the hold on the snapshots that the hit bound, once restored."""
-        self._check(self._library.manager_release_restored(self.handle, lease.handle))
+        self._check(self._library.manager_release_restored(self.handle, _handle(lease)))
 
     def release(self, lease: CacheRequestLease) -> None:
         """Ends a lease; an empty one is fine."""
-        self._check(self._library.manager_release(self.handle, ctypes.byref(lease._handle)))
+        self._check(
+            self._library.manager_release(
+                self.handle, ctypes.byref(instance("lease", lease, CacheRequestLease)._handle)
+            )
+        )
 
     def _lease_pages(self, lease: CacheRequestLease, model: int) -> list[int]:
         call, count = self._library.manager_lease_pages, ctypes.c_uint64()
-        self._check(call(self.handle, lease.handle, model, 0, None, 0, ctypes.byref(count)))
+        self._check(call(self.handle, _handle(lease), model, 0, None, 0, ctypes.byref(count)))
         out = (ctypes.c_int32 * count.value)()
-        self._check(call(self.handle, lease.handle, model, 0, out, len(out), ctypes.byref(count)))
+        self._check(call(self.handle, _handle(lease), model, 0, out, len(out), ctypes.byref(count)))
         return list(out[: count.value])
 
     def close(self) -> None:
@@ -317,8 +338,12 @@ class ContextCacheManager(ManagerView):
             self._library.manager_destroy(ctypes.byref(handle))
 
 
+def _handle(lease: CacheRequestLease) -> int:
+    return instance("lease", lease, CacheRequestLease).handle
+
+
 def _slots(reservation: HybridSnapshotReservation) -> tuple[int, int]:
-    partial = reservation.partial_kv_slot
+    partial = instance("reservation", reservation, HybridSnapshotReservation).partial_kv_slot
     return (
         int32("reservation.recurrent_slot", reservation.recurrent_slot),
         -1 if partial is None else int32("reservation.partial_kv_slot", partial),

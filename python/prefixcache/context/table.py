@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from prefixcache import PrefixCacheError
+from prefixcache import PrefixCacheArgumentError, PrefixCacheError
 from prefixcache.context import _abi
 from prefixcache.context._arguments import address, int32, integers, uint64
 
@@ -95,9 +95,13 @@ class KVPageTable:
 
     def set_rows(self, updates: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Pages of whole rows; no pages clear a row. All or nothing (C-72)."""
-        slots = integers("slots", [slot for slot, _ in updates])
+        try:
+            pairs = [(slot, row) for slot, row in updates]
+        except (TypeError, ValueError) as e:
+            raise PrefixCacheArgumentError(f"updates: {updates!r}, expected pairs of a slot and its pages") from e
+        slots = integers("slots", [slot for slot, _ in pairs])
         pages, offsets = array("i"), array("q", [0])
-        for _, row in updates:
+        for _, row in pairs:
             pages += integers("pages", row)
             offsets.append(len(pages))
         self._library.check(
@@ -131,7 +135,7 @@ class KVPageTable:
         info = self._info()
         width, at = info.row_width, int32("slot", slot)
         if not 0 <= at < info.max_batch:
-            raise IndexError(f"slot: {slot}, expected 0 to {info.max_batch - 1}")
+            raise PrefixCacheArgumentError(f"slot: {slot}, expected 0 to {info.max_batch - 1}")
         out = (ctypes.c_int32 * (2 * width)).from_address(info.device_address + at * 8 * width)
         return list(out[:width]), list(out[width:])
 

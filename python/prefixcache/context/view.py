@@ -13,7 +13,7 @@ from typing import Any
 
 from prefixcache import _ffi
 from prefixcache.context import _abi
-from prefixcache.context._arguments import SequenceArgument, integer, to_hash, uint64
+from prefixcache.context._arguments import SequenceArgument, integer, member, to_hash, uint64
 from prefixcache.context.types import (
     BlockKeySequence,
     CacheRecord,
@@ -108,16 +108,17 @@ class ManagerView:
 
     def references(self, resource: CacheResourceType) -> tuple[list[int], list[int]]:
         """For each slot of a pool: live leases that use it, records that list it. Slow."""
-        size = self._stats().capacity[CacheResourceType(resource)]
+        resource = member("resource", resource, CacheResourceType)
+        size = self._stats().capacity[resource]
         active, cached = (ctypes.c_int32 * size)(), (ctypes.c_int32 * size)()
         self._check(self._library.manager_references(self.handle, resource, 0, active, cached, size))
         return list(active), list(cached)
 
     def capacity(self, resource: CacheResourceType) -> int:
-        return int(self._stats().capacity[CacheResourceType(resource)])
+        return int(self._stats().capacity[member("resource", resource, CacheResourceType)])
 
     def free(self, resource: CacheResourceType) -> int:
-        return int(self._stats().free[CacheResourceType(resource)])
+        return int(self._stats().free[member("resource", resource, CacheResourceType)])
 
     def lookup(
         self,
