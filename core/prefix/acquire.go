@@ -51,7 +51,7 @@ func (m *Manager) Acquire(req *AcquireRequest) (AcquireResult, error) {
 // Nothing that this batch computes is visible to it (C-87).
 func (m *Manager) AcquireBatch(reqs []AcquireRequest, out []AcquireResult) (bool, error) {
 	if len(out) != len(reqs) {
-		return false, status.New(status.InvalidArgument, "out has %d entries, want one for each of %d requests", len(out), len(reqs))
+		return false, status.New(status.InvalidArgument, "out has %d entries, expected one for each of %d requests", len(out), len(reqs))
 	}
 	for i := range reqs {
 		if err := m.checkRequest(&reqs[i]); err != nil {
@@ -244,13 +244,13 @@ func (m *Manager) Grow(id LeaseID, base, draft int) (bool, error) {
 		return false, staleLease(id)
 	}
 	if base < 0 || draft < 0 {
-		return false, status.New(status.InvalidArgument, "growth is %d base and %d draft pages, want counts >= 0", base, draft)
+		return false, status.New(status.InvalidArgument, "growth is %d base and %d draft pages, expected counts >= 0", base, draft)
 	}
 	if draft > 0 && l.mode != Spec {
-		return false, status.New(status.WrongState, "growth of %d draft pages, want 0 for a lease that is not speculative", draft)
+		return false, status.New(status.WrongState, "growth of %d draft pages, expected 0 for a lease that is not speculative", draft)
 	}
 	if base > 0 && !l.attention {
-		return false, status.New(status.WrongState, "growth of %d base pages, want 0 for a pure recurrent lease", base)
+		return false, status.New(status.WrongState, "growth of %d base pages, expected 0 for a pure recurrent lease", base)
 	}
 	if base|draft == 0 {
 		return true, nil
@@ -287,7 +287,7 @@ func (m *Manager) Append(id LeaseID, tokens []int32) error {
 		return status.New(status.Unsupported, "Append on a cache of keys; pass the keys to PublishKeys")
 	}
 	if len(tokens) > maxTokens-l.history {
-		return status.New(status.InvalidArgument, "%d tokens after %d, want at most %d in all", len(tokens), l.history, maxTokens)
+		return status.New(status.InvalidArgument, "%d tokens after %d, expected at most %d in all", len(tokens), l.history, maxTokens)
 	}
 	if !l.attention {
 		p := m.cfg.PageTokens

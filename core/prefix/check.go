@@ -154,7 +154,7 @@ func (c *checker) subtree(id int32, indexed, attached *int) {
 		}
 	}
 	if x.draft != m.newestDraft(id) && !x.isRoot() {
-		c.fail("newest draft of node %d is record %d, want %d (C-29)", id, x.draft, m.newestDraft(id))
+		c.fail("newest draft of node %d is record %d, expected %d (C-29)", id, x.draft, m.newestDraft(id))
 	}
 	if x.child < 0 && !x.isRoot() && (x.deep < 0 || m.records[x.deep].at != x.end) {
 		c.fail("leaf %d is covered by no record (C-69)", id)

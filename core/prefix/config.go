@@ -57,7 +57,7 @@ const maxCapacity = 1<<30 - 1 // page ids and their doubles fit int32
 
 func (c *Config) check() error {
 	if c.PageTokens <= 0 || c.PageTokens > 1<<20 {
-		return status.New(status.InvalidArgument, "PageTokens is %d, want 1..%d", c.PageTokens, 1<<20)
+		return status.New(status.InvalidArgument, "PageTokens is %d, expected 1..%d", c.PageTokens, 1<<20)
 	}
 	for _, f := range [...]struct {
 		name  string
@@ -65,14 +65,14 @@ func (c *Config) check() error {
 	}{{"BasePages", c.BasePages}, {"DraftPages", c.DraftPages}, {"RecurrentSlots", c.RecurrentSlots},
 		{"PartialSlots", c.PartialSlots}, {"MaxRecords", c.MaxRecords}} {
 		if f.value < 0 || f.value > maxCapacity {
-			return status.New(status.InvalidArgument, "%s is %d, want 0..%d", f.name, f.value, maxCapacity)
+			return status.New(status.InvalidArgument, "%s is %d, expected 0..%d", f.name, f.value, maxCapacity)
 		}
 	}
 	if c.TenantQuota < 0 || c.TenantQuota > 1000 {
-		return status.New(status.InvalidArgument, "TenantQuota is %d per mille, want 0..1000", c.TenantQuota)
+		return status.New(status.InvalidArgument, "TenantQuota is %d per mille, expected 0..1000", c.TenantQuota)
 	}
 	if c.Identity > Keys {
-		return status.New(status.InvalidArgument, "Identity is %d, want 0 (tokens) or 1 (keys)", c.Identity)
+		return status.New(status.InvalidArgument, "Identity is %d, expected 0 (tokens) or 1 (keys)", c.Identity)
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ func OpaqueIdentity(data []byte) Hash128 {
 // entry for each token.
 func BlockDigest(parent Hash128, tokens []int32, media []Hash128, extras *Extras) (Hash128, error) {
 	if media != nil && len(media) != len(tokens) {
-		return Hash128{}, status.New(status.InvalidArgument, "media has %d entries, want one for each of %d tokens", len(media), len(tokens))
+		return Hash128{}, status.New(status.InvalidArgument, "media has %d entries, expected one for each of %d tokens", len(media), len(tokens))
 	}
 	d := digester{}
 	return d.block(parent, tokens, media, extras), nil
@@ -109,17 +109,17 @@ func ExactPrefix(tokens []int32, pageTokens int, extras []Extras, media []Hash12
 
 func digestPrefix(tokens []int32, pageTokens int, extras []Extras, media []Hash128, tail bool) ([]Hash128, Hash128, error) {
 	if pageTokens <= 0 {
-		return nil, Hash128{}, status.New(status.InvalidArgument, "page tokens is %d, want > 0", pageTokens)
+		return nil, Hash128{}, status.New(status.InvalidArgument, "page tokens is %d, expected > 0", pageTokens)
 	}
 	if media != nil && len(media) != len(tokens) {
-		return nil, Hash128{}, status.New(status.InvalidArgument, "media has %d entries, want one for each of %d tokens", len(media), len(tokens))
+		return nil, Hash128{}, status.New(status.InvalidArgument, "media has %d entries, expected one for each of %d tokens", len(media), len(tokens))
 	}
 	blocks := len(tokens) / pageTokens
 	if tail {
 		blocks = (len(tokens) + pageTokens - 1) / pageTokens
 	}
 	if extras != nil && len(extras) != blocks {
-		return nil, Hash128{}, status.New(status.InvalidArgument, "extras has %d entries, want none or one for each of %d blocks", len(extras), blocks)
+		return nil, Hash128{}, status.New(status.InvalidArgument, "extras has %d entries, expected none or one for each of %d blocks", len(extras), blocks)
 	}
 	d, parent, out := digester{}, ChainRoot, make([]Hash128, 0, blocks)
 	for i := range blocks {

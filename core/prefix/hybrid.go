@@ -20,7 +20,7 @@ func (m *Manager) Reserve(id LeaseID, needPartial bool) (Reservation, bool, erro
 		return none, false, err
 	}
 	if needPartial && !l.attention {
-		return none, false, status.New(status.InvalidArgument, "needPartial is true, want false for a pure recurrent lease")
+		return none, false, status.New(status.InvalidArgument, "needPartial is true, expected false for a pure recurrent lease")
 	}
 	d := Demand{RecurrentSlots: 1}
 	if needPartial {
@@ -149,7 +149,7 @@ func (m *Manager) PublishHybridKeys(id LeaseID, first int, keys []Hash128, at Ch
 	p := m.cfg.PageTokens
 	c := at.Length / p
 	if first+len(keys) != c {
-		return PublishResult{}, status.New(status.InvalidArgument, "keys reach block %d, want exactly the %d full blocks of %d tokens", first+len(keys), c, at.Length)
+		return PublishResult{}, status.New(status.InvalidArgument, "keys reach block %d, expected exactly the %d full blocks of %d tokens", first+len(keys), c, at.Length)
 	}
 	if at.Length%p == 0 && len(keys) > 0 && keys[len(keys)-1] != at.Digest {
 		return PublishResult{}, status.New(status.InvalidArgument, "digest of the aligned length %d differs from the key of block %d", at.Length, c-1)
@@ -169,13 +169,13 @@ func (m *Manager) checkHybrid(l *lease, length int, slots Reservation) error {
 	needPartial := l.attention && length%p != 0
 	switch {
 	case length <= 0:
-		return status.New(status.InvalidArgument, "length is %d, want > 0", length)
+		return status.New(status.InvalidArgument, "length is %d, expected > 0", length)
 	case length > maxTokens:
-		return status.New(status.InvalidArgument, "length is %d, want at most %d", length, maxTokens)
+		return status.New(status.InvalidArgument, "length is %d, expected at most %d", length, maxTokens)
 	case slots.Recurrent < 0:
-		return status.New(status.InvalidArgument, "recurrent slot is %d, want >= 0", slots.Recurrent)
+		return status.New(status.InvalidArgument, "recurrent slot is %d, expected >= 0", slots.Recurrent)
 	case needPartial != (slots.Partial >= 0):
-		return status.New(status.InvalidArgument, "partial slot is %d at length %d, want one exactly when the last page is partial", slots.Partial, length)
+		return status.New(status.InvalidArgument, "partial slot is %d at length %d, expected one exactly when the last page is partial", slots.Partial, length)
 	case l.attention && length/p > len(l.cells):
 		return status.New(status.InvalidArgument, "length is %d, the lease has %d base pages", length, len(l.cells))
 	}

@@ -19,20 +19,20 @@ func (m *Manager) checkRequest(req *AcquireRequest) error {
 	p := m.cfg.PageTokens
 	switch {
 	case req.Mode > Spec:
-		return status.New(status.InvalidArgument, "Mode is %d, want 0 (vanilla), 1 (hybrid) or 2 (spec)", req.Mode)
+		return status.New(status.InvalidArgument, "Mode is %d, expected 0 (vanilla), 1 (hybrid) or 2 (spec)", req.Mode)
 	case req.Policy > Bypass:
-		return status.New(status.InvalidArgument, "Policy is %d, want 0 (use cache) or 1 (bypass)", req.Policy)
+		return status.New(status.InvalidArgument, "Policy is %d, expected 0 (use cache) or 1 (bypass)", req.Policy)
 	case req.NoAttention && req.Mode != Hybrid:
-		return status.New(status.InvalidArgument, "NoAttention is set with Mode %d, want Mode 1 (hybrid)", req.Mode)
+		return status.New(status.InvalidArgument, "NoAttention is set with Mode %d, expected Mode 1 (hybrid)", req.Mode)
 	}
 	if m.cfg.Identity == Tokens {
 		switch {
 		case req.Keys != nil || req.TokenCount != 0 || req.Checkpoints != nil:
 			return status.New(status.InvalidArgument, "Keys, TokenCount or Checkpoints given to a cache of tokens")
 		case req.Media != nil && len(req.Media) != len(req.Tokens): // D-1
-			return status.New(status.InvalidArgument, "Media has %d entries, want one for each of %d tokens", len(req.Media), len(req.Tokens))
+			return status.New(status.InvalidArgument, "Media has %d entries, expected one for each of %d tokens", len(req.Media), len(req.Tokens))
 		case int64(len(req.Tokens)) > maxTokens:
-			return status.New(status.InvalidArgument, "Tokens has %d entries, want at most %d", len(req.Tokens), maxTokens)
+			return status.New(status.InvalidArgument, "Tokens has %d entries, expected at most %d", len(req.Tokens), maxTokens)
 		}
 		return nil
 	}
@@ -40,9 +40,9 @@ func (m *Manager) checkRequest(req *AcquireRequest) error {
 	case req.Tokens != nil || req.Media != nil:
 		return status.New(status.InvalidArgument, "Tokens or Media given to a cache of keys")
 	case req.TokenCount < 0 || int64(req.TokenCount) > maxTokens:
-		return status.New(status.InvalidArgument, "TokenCount is %d, want 0..%d", req.TokenCount, maxTokens)
+		return status.New(status.InvalidArgument, "TokenCount is %d, expected 0..%d", req.TokenCount, maxTokens)
 	case len(req.Keys) > req.TokenCount/p:
-		return status.New(status.InvalidArgument, "Keys has %d entries, want at most the %d full blocks of %d tokens",
+		return status.New(status.InvalidArgument, "Keys has %d entries, expected at most the %d full blocks of %d tokens",
 			len(req.Keys), req.TokenCount/p, req.TokenCount)
 	}
 	return nil

@@ -129,11 +129,11 @@ func (p *slotPool) take() int32 {
 // hold adds references to a slot that is in use.
 func (p *slotPool) hold(s int32, active, cache int32) error {
 	if s < 0 || int(s) >= len(p.refs) {
-		return status.New(status.InvalidArgument, "slot is %d, want 0..%d", s, len(p.refs)-1)
+		return status.New(status.InvalidArgument, "slot is %d, expected 0..%d", s, len(p.refs)-1)
 	}
 	r := &p.refs[s]
 	if r.active|r.cache == 0 {
-		return status.New(status.WrongState, "slot %d is free, want one in use", s)
+		return status.New(status.WrongState, "slot %d is free, expected one in use", s)
 	}
 	if r.active > math.MaxInt32-active || r.cache > math.MaxInt32-cache {
 		return status.New(status.WrongState, "a count of slot %d would pass %d", s, math.MaxInt32)
@@ -150,7 +150,7 @@ func (p *slotPool) hold(s int32, active, cache int32) error {
 // freed says whether that happened now.
 func (p *slotPool) drop(s int32, active, cache int32) (freed bool, err error) {
 	if s < 0 || int(s) >= len(p.refs) {
-		return false, status.New(status.InvalidArgument, "slot is %d, want 0..%d", s, len(p.refs)-1)
+		return false, status.New(status.InvalidArgument, "slot is %d, expected 0..%d", s, len(p.refs)-1)
 	}
 	r := &p.refs[s]
 	if r.active < active || r.cache < cache || active+cache == 0 {

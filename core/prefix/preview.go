@@ -19,7 +19,7 @@ func (m *Manager) PreviewEviction(d Demand, last RecordID) (EvictionPlan, error)
 	var p EvictionPlan
 	for pool, n := range d {
 		if n < 0 {
-			return p, status.New(status.InvalidArgument, "demand of %s slots is %d, want >= 0", Resource(pool), n)
+			return p, status.New(status.InvalidArgument, "demand of %s slots is %d, expected >= 0", Resource(pool), n)
 		}
 	}
 	spare := int32(-1)

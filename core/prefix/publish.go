@@ -46,7 +46,7 @@ func (m *Manager) checkPublish(l *lease, known, resident int) (int32, error) {
 	case l.mode == Hybrid:
 		return 0, status.New(status.WrongState, "Publish on a hybrid lease; use PublishHybrid") // C-63
 	case resident < 0:
-		return 0, status.New(status.InvalidArgument, "resident is %d, want >= 0", resident)
+		return 0, status.New(status.InvalidArgument, "resident is %d, expected >= 0", resident)
 	case c < 1:
 		return 0, status.New(status.InvalidArgument, "%d blocks and %d resident tokens hold no full block of %d", known/m.cfg.PageTokens, resident, m.cfg.PageTokens)
 	case c > len(l.cells):
@@ -67,7 +67,7 @@ func (m *Manager) findKeys(id LeaseID, first int, keys []Hash128) (*lease, error
 	case m.cfg.Identity != Keys:
 		return nil, status.New(status.Unsupported, "keys given to a cache of tokens")
 	case first < 0 || first > int(l.known()):
-		return nil, status.New(status.InvalidArgument, "first is %d, want 0..%d, the blocks whose keys are known", first, l.known())
+		return nil, status.New(status.InvalidArgument, "first is %d, expected 0..%d, the blocks whose keys are known", first, l.known())
 	}
 	return l, nil
 }

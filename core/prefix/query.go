@@ -126,7 +126,7 @@ func (m *Manager) RecordPages(id RecordID, pool Resource, out []int32) ([]int32,
 	n := int(r.at)
 	switch {
 	case pool > DraftPages:
-		return out, status.New(status.InvalidArgument, "pool is %d, want 0 (base) or 1 (draft)", pool)
+		return out, status.New(status.InvalidArgument, "pool is %d, expected 0 (base) or 1 (draft)", pool)
 	case pool == DraftPages && r.draftLast < 0, m.nodes[r.node].shadow && pool == BasePages, n == 0:
 		return out, nil
 	}
@@ -205,7 +205,7 @@ func (m *Manager) Lookup(req *AcquireRequest, out []int32) (int, []int32, error)
 func (m *Manager) References(pool Resource, active, cache []int32) error {
 	n := m.Capacity(pool)
 	if pool >= resourceCount {
-		return status.New(status.InvalidArgument, "pool is %d, want 0..%d", pool, resourceCount-1)
+		return status.New(status.InvalidArgument, "pool is %d, expected 0..%d", pool, resourceCount-1)
 	}
 	if len(active) < n || len(cache) < n {
 		return status.New(status.BufferTooSmall, "room for %d and %d counts, pool %s has %d slots", len(active), len(cache), pool, n)

@@ -43,7 +43,7 @@ func (m *Manager) pagesOf(id LeaseID, pool Resource) ([]int32, error) {
 	case pool == DraftPages:
 		return l.draft, nil
 	case pool != BasePages:
-		return nil, status.New(status.InvalidArgument, "pool is %d, want 0 (base) or 1 (draft)", pool)
+		return nil, status.New(status.InvalidArgument, "pool is %d, expected 0 (base) or 1 (draft)", pool)
 	case !l.attention:
 		return nil, nil
 	}

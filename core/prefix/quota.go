@@ -166,7 +166,7 @@ func (m *Manager) SetQuota(key OptionalHash, perMille int) error {
 		return status.New(status.WrongState, "quota of a tenant, but TenantQuota is 0: tenants are not counted")
 	}
 	if perMille < 0 || perMille > 1000 {
-		return status.New(status.InvalidArgument, "quota is %d per mille, want 0..1000", perMille)
+		return status.New(status.InvalidArgument, "quota is %d per mille, expected 0..1000", perMille)
 	}
 	if !key.Present {
 		key = OptionalHash{}

@@ -44,6 +44,8 @@ func TestWhatDoesNotExistIsRefused(t *testing.T) {
 	} {
 		if err := c.call(); status.CodeOf(err) != c.code || err == nil {
 			t.Errorf("%s: %v, want code %d", name, err, c.code)
+		} else if strings.Contains(err.Error(), "want ") {
+			t.Errorf("%s: %v; the other errors of the library say \"expected\"", name, err)
 		}
 	}
 	if after := h.state(); after != before {
