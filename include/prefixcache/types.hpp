@@ -128,14 +128,15 @@ struct ContextCacheConfig {
 
     // An addition (context_cache_coordinator.hpp says to what).
     int32_t tokensPerPage = 128;
-    int32_t futureDependencyTokens = 1;  ///< EAGLE: following tokens that a position's draft state depends on
-    bool originalRecency = false;        ///< a vanilla hit does not refresh its record, as in the replaced class
-    bool shortenVictims = false;         ///< an eviction takes no more of a record than it needs
-    bool weakHash = false;               ///< tests: every lookup collides
-    bool hostMemory = false;             ///< addresses are plain host memory, also where there is a GPU
-    std::string libraryPath;             ///< empty: see Library
-    int32_t tenantQuota = 0;             ///< per mille of pages and records for one isolation key; 0: not counted
-    bool zeroOnRelease = false;          ///< clear tokens once nothing can find them
+    int32_t futureDependencyTokens =
+        1;                         ///< EAGLE: following tokens that a position's draft state depends on; no effect yet
+    bool originalRecency = false;  ///< a vanilla hit does not refresh its record, as in the replaced class
+    bool shortenVictims = false;   ///< an eviction takes no more of a record than it needs
+    bool weakHash = false;         ///< tests: every lookup collides
+    bool hostMemory = false;       ///< addresses are plain host memory, also where there is a GPU
+    std::string libraryPath;       ///< empty: see Library
+    int32_t tenantQuota = 0;       ///< per mille of pages and records for one isolation key; 0: not counted
+    bool zeroOnRelease = false;    ///< clear tokens once nothing can find them
 };
 
 /// What a lookup found and what the sequence still needed.

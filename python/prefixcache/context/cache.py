@@ -73,17 +73,22 @@ class HybridCacheManager(Protocol):
     """
 
     @property
-    def num_pages(self) -> int: ...  # K pages of the pool; 0 without attention
+    def num_pages(self) -> int:
+        """K pages of the pool; 0 without attention."""
 
     @property
-    def max_batch_size(self) -> int: ...  # live slots
+    def max_batch_size(self) -> int:
+        """Live slots."""
 
     @property
-    def padded_capacity(self) -> int: ...  # tokens of a slot, a multiple of a page
+    def padded_capacity(self) -> int:
+        """Tokens of a slot, a multiple of a page."""
 
-    def attention_layers(self) -> Sequence[AttentionLayerBuffers]: ...  # looked at for hybrid only
+    def attention_layers(self) -> Sequence[AttentionLayerBuffers]:
+        """Buffers of each attention layer; looked at for hybrid models only."""
 
-    def recurrent_layers(self) -> Sequence[RecurrentLayerBuffers]: ...  # hybrid and pure recurrent
+    def recurrent_layers(self) -> Sequence[RecurrentLayerBuffers]:
+        """Buffers of each recurrent layer; hybrid and pure recurrent models."""
 
     def reset_for_new_sequences(self, lengths: Sequence[int], slots: Sequence[int], stream: int) -> None:
         """New sequences: the device length of ``slots[i]`` becomes ``lengths[i]``, and
@@ -113,6 +118,8 @@ class ContextCachePhysicalResources:
 
 @dataclass(frozen=True)
 class AttentionShape:
+    """One attention layer of a :class:`HostCacheManager`."""
+
     kv_heads: int
     head_dim: int
     type: DataType = DataType.HALF
@@ -120,6 +127,9 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class RecurrentShape:
+    """One recurrent layer: a state of heads x head_dim x state_size elements, and a
+    convolution state of conv_dim x conv_kernel."""
+
     heads: int
     head_dim: int
     state_size: int
@@ -169,6 +179,7 @@ class HostCacheManager:
         return shape.kv_heads * shape.head_dim * SIZE_OF[shape.type]
 
     def page_bytes(self, layer: int = 0) -> int:
+        """Bytes of one page in one pool of a layer."""
         return self.tokens_per_page * self.token_bytes(layer)
 
     def state_bytes(self, layer: int = 0) -> int:
@@ -177,6 +188,7 @@ class HostCacheManager:
         return shape.heads * shape.head_dim * shape.state_size * SIZE_OF[shape.state_type]
 
     def conv_bytes(self, layer: int = 0) -> int:
+        """Bytes of the convolution state of one slot in one layer."""
         shape = self.recurrent[layer]
         return shape.conv_dim * shape.conv_kernel * SIZE_OF[shape.conv_type]
 
@@ -195,10 +207,12 @@ class HostCacheManager:
         return memoryview(self.kv[layer]).cast("B")[at : at + size]
 
     def state_of(self, slot: int, layer: int = 0) -> memoryview:
+        """Writable bytes of the state of a slot."""
         size = self.state_bytes(layer)
         return memoryview(self.state[layer]).cast("B")[slot * size : (slot + 1) * size]
 
     def conv_of(self, slot: int, layer: int = 0) -> memoryview:
+        """Writable bytes of the convolution state of a slot."""
         size = self.conv_bytes(layer)
         return memoryview(self.conv[layer]).cast("B")[slot * size : (slot + 1) * size]
 

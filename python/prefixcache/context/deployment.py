@@ -25,9 +25,11 @@ class LayerKind(IntEnum):
 
 
 class SpeculativeMode(IntEnum):
+    """Speculative decoding of a deployment."""
+
     NONE = 0
     EAGLE = 1
-    OTHER = 2
+    OTHER = 2  # not served
 
 
 @dataclass
@@ -51,9 +53,11 @@ class ModelConfig:
 
 @dataclass
 class SpecConfig:
+    """Configuration of speculative decoding."""
+
     verify_size: int = 0  # tokens that the base model verifies in a round
-    drafting_step: int = 0
-    drafting_top_k: int = 0
+    drafting_step: int = 0  # draft rounds
+    drafting_top_k: int = 0  # candidates in each
     conditioning_layers: Sequence[int] = ()  # decoder layers whose hidden states feed the draft
 
 
@@ -101,6 +105,7 @@ def validate_context_cache_deployment(
 
 
 def attention_layer(shape: AttentionShape, k_address: int = 0) -> _abi.AttentionLayer:
+    """A pc_attention_layer; without an address for the gate, which looks at shapes."""
     return _abi.AttentionLayer(
         k_address=k_address,
         kv_heads=int32("kv_heads", shape.kv_heads),
@@ -110,6 +115,7 @@ def attention_layer(shape: AttentionShape, k_address: int = 0) -> _abi.Attention
 
 
 def recurrent_layer(shape: RecurrentShape, state_address: int = 0, conv_address: int = 0) -> _abi.RecurrentLayer:
+    """A pc_recurrent_layer; without addresses for the gate, which looks at shapes."""
     return _abi.RecurrentLayer(
         state_address=state_address,
         conv_address=conv_address,

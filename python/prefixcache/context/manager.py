@@ -62,12 +62,15 @@ class CacheRequestLease:
         return self._handle.value
 
     def valid(self) -> bool:
+        """Whether it still holds anything."""
         return self._handle.value != 0
 
     def base_pages(self) -> list[int]:
+        """Ids of its base pages in order: the shared ones, then its own."""
         return self.manager._lease_pages(self, _abi.BASE)
 
     def draft_pages(self) -> list[int]:
+        """The same of the draft model."""
         return self.manager._lease_pages(self, _abi.DRAFT)
 
     def release(self) -> None:

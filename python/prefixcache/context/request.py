@@ -39,6 +39,7 @@ class RequestHandle:
         return self._handle
 
     def valid(self) -> bool:
+        """Whether the request is live."""
         return self._handle != 0
 
     def inspect(self) -> RequestState:

@@ -24,6 +24,7 @@ def read_request(library: _ffi.Library, context: int, request: int) -> RequestSt
 
 
 def read_sequence(library: _ffi.Library, context: int, request: int, index: int) -> SequenceState:
+    """State of sequence ``index`` of a live request."""
     info = _abi.sized(_abi.SequenceInfo)
     library.check(library.context_get_sequence(context, request, index, ctypes.byref(info)))
     count = ctypes.c_uint64()

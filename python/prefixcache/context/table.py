@@ -62,18 +62,22 @@ class KVPageTable:
 
     @property
     def max_batch_size(self) -> int:
+        """Rows."""
         return int(self._info().max_batch)
 
     @property
     def max_pages_per_seq(self) -> int:
+        """Pages of a row."""
         return int(self._info().row_width)
 
     @property
     def num_pages(self) -> int:
+        """Pages of the K pool."""
         return int(self._info().num_pages)
 
     @property
     def is_identity(self) -> bool:
+        """Whether it is as ``set_identity`` left it."""
         return bool(self._info().is_identity)
 
     @property
@@ -91,6 +95,7 @@ class KVPageTable:
         self._library.check(self._library.table_set_identity(self.handle))
 
     def set_row(self, slot: int, pages: Sequence[int]) -> None:
+        """``set_rows`` of one row."""
         self.set_rows([(slot, pages)])
 
     def set_rows(self, updates: Sequence[tuple[int, Sequence[int]]]) -> None:
@@ -140,6 +145,7 @@ class KVPageTable:
         return list(out[:width]), list(out[width:])
 
     def check_invariants(self) -> None:
+        """Raises when an id is neither -1 nor a page, or a row has a hole."""
         self._library.check(self._library.table_check(self.handle))
 
     def close(self) -> None:

@@ -30,24 +30,24 @@ class ContextCacheLookupPolicy(IntEnum):
 class ContextCacheCommitPolicy(IntEnum):
     """What a request publishes."""
 
-    INCLUDING_GENERATED_TOKENS = 0
-    PREFILL_ONLY = 1
+    INCLUDING_GENERATED_TOKENS = 0  # its prompts, and its sequences when they are done
+    PREFILL_ONLY = 1  # its prompts
 
 
 class ContextCacheExecutionMode(IntEnum):
     """How a request runs."""
 
-    VANILLA = 0
-    EAGLE = 1
+    VANILLA = 0  # one token a step; hybrid and pure recurrent models, too
+    EAGLE = 1  # draft and verify
 
 
 class ContextCacheDeploymentKind(IntEnum):
     """What a deployment caches; see ``validate_context_cache_deployment``."""
 
-    VANILLA = 0
-    HYBRID = 1
-    PURE_RECURRENT = 2
-    EAGLE = 3
+    VANILLA = 0  # attention only
+    HYBRID = 1  # attention and recurrent layers
+    PURE_RECURRENT = 2  # no attention: snapshots, no pages
+    EAGLE = 3  # a base and a draft model
 
 
 class ContextCacheCoordinatorStatus(IntEnum):
@@ -59,13 +59,17 @@ class ContextCacheCoordinatorStatus(IntEnum):
 
 
 class AcquireStatus(IntEnum):
+    """Outcome of an acquire that broke no contract."""
+
     ACQUIRED = 0
     INSUFFICIENT_CAPACITY = 1
 
 
 class PublishStatus(IntEnum):
-    PUBLISHED = 0
-    EXISTING_RECORD = 1
+    """Outcome of a publication."""
+
+    PUBLISHED = 0  # a new record, or an old one that got draft pages
+    EXISTING_RECORD = 1  # this prefix had a record already, which is most recent now
 
 
 class CacheResourceType(IntEnum):
@@ -78,26 +82,34 @@ class CacheResourceType(IntEnum):
 
 
 class ReusePlanMode(IntEnum):
-    VANILLA = 0
-    HYBRID = 1
-    SPEC = 2
+    """By which rule a sequence is planned."""
+
+    VANILLA = 0  # whole pages
+    HYBRID = 1  # up to a snapshot
+    SPEC = 2  # base and draft pages in step (EAGLE)
 
 
 class ReusePlanKind(IntEnum):
-    STANDARD = 0
+    """What came of a plan."""
+
+    STANDARD = 0  # a prefix is reused
     NO_REUSABLE_PREFIX = 1
-    FULL_INPUT_REWIND = 2
+    FULL_INPUT_REWIND = 2  # all was cached: a page less is reused, so that one token is computed
 
 
 class SpecReplayMode(IntEnum):
+    """What an EAGLE sequence computes again of what is cached."""
+
     NONE = 0
-    FULL_PAGE = 1
+    FULL_PAGE = 1  # the last page that matched
 
 
 class Phase(IntEnum):
-    ADMITTED = 0
-    EXECUTING = 1
-    FINISHING = 2
+    """Phase of a request."""
+
+    ADMITTED = 0  # begun; nothing enqueued yet
+    EXECUTING = 1  # from prepare_prefill on
+    FINISHING = 2  # only finish and close are legal
 
 
 class NoReuseReason(IntEnum):
@@ -224,7 +236,7 @@ class ContextCacheConfig:
     # Not in the class that the C++ coordinator replaces.
     tokens_per_page: int = 128
     max_requests: int = 1  # live and quarantined at once
-    future_dependency_tokens: int = 1  # EAGLE: following tokens that a draft position depends on
+    future_dependency_tokens: int = 1  # EAGLE: following tokens that a draft position depends on; no effect yet
     original_recency: bool = False  # a vanilla hit does not refresh its record, as in that class
     shorten_victims: bool = False  # an eviction takes no more of a record than it needs
     host_memory: bool = True  # addresses are plain host memory, also where there is a GPU
@@ -319,8 +331,10 @@ class SequenceStart:
 
 @dataclass(frozen=True)
 class AdmissionResult:
+    """An admitted batch."""
+
     request: RequestHandle
-    prefill_starts: list[int]
+    prefill_starts: list[int]  # first token to compute, of each sequence
     sequences: list[SequenceStart] = field(default_factory=list)
 
 

@@ -40,10 +40,12 @@ POOL_NAMES = {
 
 
 def slot_or_none(slot: int) -> int | None:
+    """A slot of the C ABI, where -1 is none."""
     return slot if slot >= 0 else None
 
 
 def to_plan(plan: Any) -> ReusePlan:
+    """A pc_plan as a value."""
     return ReusePlan(
         mode=ReusePlanMode(plan.mode),
         kind=ReusePlanKind(plan.kind),
@@ -115,9 +117,11 @@ class ManagerView:
         return list(active), list(cached)
 
     def capacity(self, resource: CacheResourceType) -> int:
+        """Pages or slots of a pool."""
         return int(self._stats().capacity[member("resource", resource, CacheResourceType)])
 
     def free(self, resource: CacheResourceType) -> int:
+        """Of these, neither cached nor used."""
         return int(self._stats().free[member("resource", resource, CacheResourceType)])
 
     def lookup(
