@@ -115,6 +115,7 @@ inline ReusePlan toPlan(pc_plan const& in) {
 
 }  // namespace detail
 
+/// What a coordinator caches, to look at.
 class ContextCacheManager {
   public:
     /// The four pools. Slots are numbered per pool.

@@ -18,13 +18,16 @@ namespace prefixcache {
 
 /// What a decoder layer keeps between steps. A sliding window counts as attention.
 enum class LayerKind : uint32_t { kStateless = 0, kAttention = 1, kSlidingWindow = 2, kRecurrent = 3 };
+/// Speculative decoding; kOther is not served.
 enum class SpeculativeMode : uint32_t { kNone = 0, kEagle = 1, kOther = 2 };
 
+/// K and V of one attention layer, per token.
 struct KVLayerConfig {
     int32_t kvHeads = 0;
     int32_t headDim = 0;
 };
 
+/// State of one recurrent layer, in elements: heads x headDim x stateSize, and convDim x convKernel.
 struct RecurrentConfig {
     int32_t heads = 0;
     int32_t headDim = 0;
@@ -52,10 +55,11 @@ struct ModelConfig {
     bool isEagle = false;        ///< draft: an EAGLE draft
 };
 
+/// Configuration of speculative decoding.
 struct SpecConfig {
-    int32_t verifySize = 0;
-    int32_t draftingStep = 0;
-    int32_t draftingTopK = 0;
+    int32_t verifySize = 0;                   ///< tokens that the base model verifies in a round
+    int32_t draftingStep = 0;                 ///< draft rounds
+    int32_t draftingTopK = 0;                 ///< candidates in each
     std::vector<int32_t> conditioningLayers;  ///< decoder layers whose hidden states feed the draft
 };
 

@@ -19,6 +19,7 @@
 
 namespace prefixcache {
 
+/// The page table of one model: K and V page ids of each batch slot, and its copy on the device.
 class KVPageTable {
   public:
     /// A new content of one row.

@@ -31,6 +31,7 @@ inline int64_t sizeOf(DataType type) noexcept {
     return 0;
 }
 
+/// Memory with a type and a shape; owns nothing.
 class Tensor {
   public:
     Tensor() = default;

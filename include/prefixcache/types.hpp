@@ -26,21 +26,34 @@ struct Hash128 {
 
 static_assert(sizeof(Hash128) == sizeof(pc_hash128), "arrays of digests cross the C ABI as they are");
 
+// What each value means is said at its number in prefixcache.h.
+
+/// Whether an admission looks for cached state.
 enum class ContextCacheLookupPolicy : uint8_t { kUseCache = 0, kBypass = 1 };
+/// Which ends of a sequence are published.
 enum class ContextCacheCommitPolicy : uint8_t { kIncludingGeneratedTokens = 0, kPrefillOnly = 1 };
+/// How a request runs.
 enum class ContextCacheExecutionMode : uint8_t { kVanilla = 0, kEagle = 1 };
+/// What a deployment is to the cache.
 enum class ContextCacheDeploymentKind : uint8_t { kVanilla = 0, kHybrid = 1, kPureRecurrent = 2, kEagle = 3 };
+/// Outcomes that a runtime handles; a broken contract throws.
 enum class ContextCacheCoordinatorStatus : uint8_t { kOk = 0, kRequestFailed = 1, kPoisoned = 2 };
+/// Outcome of an acquire.
 enum class AcquireStatus : uint8_t { kAcquired = 0, kInsufficientCapacity = 1 };
+/// The four pools.
 enum class CacheResourceType : uint8_t {
     kBasePage = 0,
     kDraftPage = 1,
     kRecurrentSnapshot = 2,
     kPartialKvSnapshot = 3
 };
+/// What came of a plan.
 enum class ReusePlanKind : uint8_t { kStandard = 0, kNoReusablePrefix = 1, kFullInputRewind = 2 };
+/// By which rule a sequence is planned.
 enum class ReusePlanMode : uint8_t { kVanilla = 0, kHybrid = 1, kSpec = 2 };
+/// What an EAGLE sequence computes again of what is cached.
 enum class SpecReplayMode : uint8_t { kNone = 0, kFullPage = 1 };
+/// Which end of a sequence a publication is for.
 enum class PublicationPoint : uint8_t { kPrefillEnd = 0, kDecodeEnd = 1 };
 
 /// Why a sequence reuses nothing, or less than it might: PC_REASON_* of the C ABI.
@@ -120,6 +133,7 @@ struct ContextCacheSequenceAdvance {
     int32_t committedStateLength = {};  ///< leading tokens whose state is in the bound cache
 };
 
+/// Off unless `enabled`: an unconfigured cache must not come up.
 struct ContextCacheConfig {
     bool enabled = false;
     int32_t maxRecords = 1024;  ///< published prefixes kept; 0 keeps none
