@@ -26,7 +26,7 @@ GO_LDFLAGS := -s -w -extldflags '-Wl,-soname,libprefixcache.so.$(SOVERSION) \
 all: $(LIB) ## build build/libprefixcache.so
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 setup: ## install what is missing (needs root for Debian packages), or name it exactly
 	@scripts/setup.sh
