@@ -14,7 +14,7 @@ import (
 // TestFieldMemoryDoesNotGrowWithRequests, sparse keys in TestS07.
 
 // KV received from another node is taken for a local hit.
-func TestIssueHitOnRowsNeverWritten(t *testing.T) {
+func TestFieldHitOnRowsNeverWritten(t *testing.T) {
 	r := newRig(t, Config{})
 	r.begin(nil, hitOn(2, 8, 5, 6))
 	step := r.save(map[string]uint64{"h": 1}, chunk{2, span(0, 1)})
@@ -24,7 +24,7 @@ func TestIssueHitOnRowsNeverWritten(t *testing.T) {
 
 // A copy of live output races with the next forward: rig overwrites every
 // source after Save, so every test here would notice; this one reads late.
-func TestIssueR01_TheNextForwardOverwritesTheSource(t *testing.T) {
+func TestFieldR01_TheNextForwardOverwritesTheSource(t *testing.T) {
 	for _, cfg := range []Config{{}, {Threaded: true}, committer} {
 		r := newRig(t, cfg)
 		r.begin(nil, arrive(1)...)
@@ -46,7 +46,7 @@ func TestIssueR01_TheNextForwardOverwritesTheSource(t *testing.T) {
 
 // A read of rows that land one step late: it waits for the write, or reads the
 // producer, never zeros.
-func TestIssueRowsThatLandLate(t *testing.T) {
+func TestFieldRowsThatLandLate(t *testing.T) {
 	r := newRig(t, committer)
 	r.begin(nil, arrive(1)...)
 	r.discard(r.save(map[string]uint64{"h": 10, "d": 20}, chunk{1, span(0, 4)}))
@@ -66,7 +66,7 @@ func TestIssueRowsThatLandLate(t *testing.T) {
 
 // Deferred rows: the step's own result is this step's rows only, and the mirror has
 // them only after the finish.
-func TestIssueDeferredRowsAppearAfterTheFinish(t *testing.T) {
+func TestFieldDeferredRowsAppearAfterTheFinish(t *testing.T) {
 	r := newRig(t, Config{})
 	r.begin(nil, arrive(1)...)
 	for i := range int64(3) {
@@ -85,7 +85,7 @@ func TestIssueDeferredRowsAppearAfterTheFinish(t *testing.T) {
 }
 
 // A key above some size is silently not cached: here a huge key and a small one.
-func TestIssueHugeKey(t *testing.T) {
+func TestFieldHugeKey(t *testing.T) {
 	r := newRig(t, Config{})
 	const huge = 3 << 20
 	big, err := r.c.OpenKey("big", huge, 1, JoinNextStep)
@@ -121,7 +121,7 @@ func TestIssueHugeKey(t *testing.T) {
 }
 
 // Every step blocks on something: 8 requests, 100 steps, nobody consumes late.
-func TestIssueSaveWaitsForNobody(t *testing.T) {
+func TestFieldSaveWaitsForNobody(t *testing.T) {
 	r := newRig(t, Config{Threaded: true})
 	r.onlyBy(nil)
 	r.begin(nil, arrive(0, 1, 2, 3, 4, 5, 6, 7)...)
@@ -139,7 +139,7 @@ func TestIssueSaveWaitsForNobody(t *testing.T) {
 
 // A cache that returns its own object: what a reader does to a result must not show
 // in the next hit.
-func TestIssueResultsAreTheReadersOwn(t *testing.T) {
+func TestFieldResultsAreTheReadersOwn(t *testing.T) {
 	r := newRig(t, Config{})
 	r.begin(nil, arrive(1)...)
 	buf := [4]uint64{}
@@ -164,7 +164,7 @@ func TestIssueResultsAreTheReadersOwn(t *testing.T) {
 }
 
 // Aborted requests drop their deferred rows although their blocks stay hittable.
-func TestIssueAbortedRowsCanBeHit(t *testing.T) {
+func TestFieldAbortedRowsCanBeHit(t *testing.T) {
 	for _, cfg := range []Config{{}, {Threaded: true}} {
 		r := newRig(t, cfg)
 		if err := r.c.SetPolicy(false); err != nil {
@@ -181,7 +181,7 @@ func TestIssueAbortedRowsCanBeHit(t *testing.T) {
 }
 
 // Rows indexed by the full sequence instead of by the scheduled counts.
-func TestIssueSpansFollowScheduledCounts(t *testing.T) {
+func TestFieldSpansFollowScheduledCounts(t *testing.T) {
 	r := newRig(t, Config{})
 	r.begin(nil, arrive(1)...)
 	r.discard(r.save(map[string]uint64{"h": 10}, chunk{1, span(0, 8)}))
