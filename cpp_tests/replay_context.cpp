@@ -17,6 +17,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -420,7 +421,10 @@ Options parse(int argc, char** argv) {
             ++i;
             return value;
         };
-        if (name == "--trace" && i + 1 < argc) {
+        if (name == "--trace") {
+            if (i + 1 >= argc) {
+                throw std::runtime_error("--trace: expected a file");
+            }
             o.path = argv[++i];
         } else if (name == "--requests") {
             o.requests = static_cast<size_t>(number());
@@ -437,7 +441,7 @@ Options parse(int argc, char** argv) {
         } else if (name == "--quiet") {
             o.quiet = true;
         } else {
-            throw std::runtime_error("unknown option " + name + '\n' + kUsage);
+            throw std::runtime_error(name + ": no such option, expected these\n" + kUsage);
         }
     }
     return o;
@@ -450,10 +454,19 @@ int main(int argc, char** argv) try {
         std::puts(kUsage);
         return 0;
     }
-    Options const options = parse(argc, argv);
-    auto const requests = options.path.empty() ? trace::generate(std::min<size_t>(options.requests, 1000))
-                                               : trace::read(options.path, options.requests);
-    Replay replay(options, requests);
+    Options options;
+    std::vector<trace::Request> requests;
+    std::unique_ptr<Replay> made;
+    try {
+        options = parse(argc, argv);
+        requests = options.path.empty() ? trace::generate(std::min<size_t>(options.requests, 1000))
+                                        : trace::read(options.path, options.requests);
+        made = std::make_unique<Replay>(options, requests);
+    } catch (std::exception const& e) {
+        std::fprintf(stderr, "replay_context: %s\n", e.what());
+        return 2;  // of the arguments or the trace; 1 is for a page that was wrong
+    }
+    Replay& replay = *made;
     std::signal(SIGINT, [](int) {
         gInterrupted = 1;
         std::signal(SIGINT, SIG_DFL);

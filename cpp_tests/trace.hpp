@@ -65,7 +65,7 @@ inline size_t after(std::string const& line, char const* key, size_t number) {
 inline std::vector<Request> read(std::string const& path, size_t limit) {
     std::ifstream file(path);
     if (!file) {
-        throw std::runtime_error("trace: cannot read " + path);
+        throw std::runtime_error("trace: cannot read " + path + ", expected a file of JSON lines");
     }
     std::vector<Request> out;
     std::string line;

@@ -11,6 +11,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from prefixcache import __version__
+from prefixcache._console import heard
+
 # Name -> module, what it does.
 _COMMANDS = {
     "doctor": ("prefixcache.doctor", "look at this machine and installation, and say what to change"),
@@ -33,17 +36,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rest = list(sys.argv[1:] if arguments is None else arguments)
     name = rest.pop(0) if rest else "--help"
     if name in ("-h", "--help"):
-        print(_usage())
-        return 0 if arguments or len(sys.argv) > 1 else 2
+        status = 0 if arguments or len(sys.argv) > 1 else 2
+        return heard("prefixcache", lambda: _say(_usage(), status))
     if name == "--version":
-        from prefixcache import __version__
-
-        print(__version__)
-        return 0
+        return heard("prefixcache", lambda: _say(__version__, 0))
     if name not in _COMMANDS:
         print(f"prefixcache: {name}: no such command, expected one of {', '.join(_COMMANDS)}", file=sys.stderr)
         return 2
     status: int = importlib.import_module(_COMMANDS[name][0]).main(rest)
+    return status
+
+
+def _say(text: str, status: int) -> int:
+    print(text)
     return status
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prefixcache import PrefixCacheError, __version__, _ffi, vllm_omni
+from prefixcache._console import heard
 
 _TORCH_OLDEST = (1, 13)
 _GLIBC_OLDEST = (2, 34)
@@ -367,6 +368,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="Exit status: 0 nothing failed, 1 something did, 2 bad arguments.",
     )
     parser.parse_args(arguments)
+    return heard(parser.prog, _report)
+
+
+def _report() -> int:
     counts = dict.fromkeys(Level, 0)
     for level, what, text, advice in examine():
         counts[level] += 1

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pty
 import random
+import re
 import subprocess
 import sys
 import termios
@@ -89,8 +90,10 @@ def test_drop_in_passes(capsys, trace, mode):
     code, text = replay(capsys, trace, mode, *arguments, *TIGHT, backend=prefixcache.omni)
     assert code == 0, text
     # The rarer paths of the cache were taken, so their rows were among those checked.
-    for what in ("hits", "preserved", "absent", "displaced", "deferred", "flushes"):
-        assert number(text, "cache events", what) > 0, f"no {what}\n{text}"
+    events = next(x for x in text.splitlines() if x.startswith("cache events"))
+    for what in ("hits", "preserved bytes", "absent rows", "displaced rows", "deferred writes", "flushes"):
+        assert re.search(rf"[ ]{what} [1-9]", events), f"no {what}\n{text}"  # 1 is "hits 1", not "1 hits"
+    assert "decode" in text and "undisturbed steps" in text
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -116,6 +119,9 @@ def test_time_limit_ends_cleanly_and_says_how_far_it_came(capsys, trace):
 def test_bad_arguments_and_traces_are_named(capsys, tmp_path):
     (tmp_path / "bad.jsonl").write_text("{}\n")
     (tmp_path / "binary.jsonl").write_bytes(bytes(range(256)))
+    saved = str(tmp_path / "saved.json")
+    assert main(["--part", "context", "--requests", "5", "--quiet", "--json", saved]) == 0
+    capsys.readouterr()
     for arguments, fragment in [
         (["--width", "12"], "not a multiple of 8"),
         (["--abort-rate", "2"], "not in 0 .. 1"),
@@ -134,6 +140,8 @@ def test_bad_arguments_and_traces_are_named(capsys, tmp_path):
         (["--json", str(tmp_path)], "is a folder"),
         (["--compare", str(tmp_path / "bad.jsonl")], "no run that --json saved"),
         (["--compare", str(tmp_path / "none.json")], "none.json: No such file"),
+        (["--compare", saved, "--part", "omni"], "saved.json: has context, expected a run with omni"),
+        (["--compare", saved, "--sweep", "pages=9"], "saved.json: has context, expected a run with sweep"),
         (["--part", "context", "--pages", "1", "--requests", "3"], "every request is longer than the cache"),
         (["--write-trace", str(tmp_path / "no" / "x"), "--requests", "1"], "No such file"),
         (["--write-trace", "/dev/full", "--requests", "3"], "/dev/full: No space left"),
@@ -143,7 +151,31 @@ def test_bad_arguments_and_traces_are_named(capsys, tmp_path):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 2
-        assert fragment in capsys.readouterr().err
+        told = capsys.readouterr()
+        assert fragment in told.err
+        assert told.out == "" or "--compare" not in arguments, "told after the run only"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["replay", "--part", "context", "--requests", "5", "--quiet"],
+        ["replay", "--sweep", "pages=5000", "--requests", "5", "--quiet"],
+        ["doctor"],
+        ["--help"],
+        ["--version"],
+    ],
+    ids=" ".join,
+)
+def test_output_that_cannot_be_written_is_one_line(command):
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "prefixcache", *command], stdout=full, stderr=subprocess.PIPE, text=True, env=env
+        )
+    assert done.returncode == 1
+    name = f"prefixcache {command[0]}" if command[0] in ("replay", "doctor") else "prefixcache"
+    assert done.stderr == f"{name}: error: standard output: No space left on device\n"
 
 
 def test_module_runs_from_the_command_line(tmp_path):

@@ -273,8 +273,10 @@ def test_two_sweeps_are_compared_by_tokens(capsys, saved):
     for tokens in (64_000, 256_000):
         assert re.search(rf"^  {tokens:,} +0\.\d+ +0\.\d+ +[+-]\d+\.\d\d pt$", text, re.MULTILINE), text
     assert re.search(r"^  2,048,000 +- +0\.\d+ +-$", text, re.MULTILINE), text
-    assert main([*sweep, str(saved["small"])]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("the two runs have no part in common")
+    with pytest.raises(SystemExit) as stop:  # at once, not after the sweep
+        main([*sweep, str(saved["small"])])
+    assert stop.value.code == 2
+    assert "small.json: has context, expected a run with sweep" in capsys.readouterr().err
 
 
 def shortened(value):

@@ -305,6 +305,17 @@ def test_ctrl_c_ends_the_replay_of_the_coordinator_too():
     assert out.endswith(b"interrupted; so far every page was right\n")
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--pages", "x"], ["--pages"], ["--what"], ["--trace"], ["--trace", "/none.jsonl"]]
+)
+def test_the_replay_of_the_coordinator_tells_bad_arguments_from_wrong_pages(arguments):
+    made = run("make", "build/replay_context", cwd=REPOSITORY)
+    assert made.returncode == 0, made.stderr
+    done = run(REPOSITORY / "build" / "replay_context", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("replay_context: ") and "expected" in done.stderr
+
+
 def test_without_torch_the_context_part_runs_and_the_omni_part_says_what_to_install(tmp_path):
     command = environment() / "prefixcache"  # the wheel and nothing else
     report = tmp_path / "out.html"

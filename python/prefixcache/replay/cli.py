@@ -7,6 +7,7 @@ arguments or the trace are no good, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.util
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from prefixcache import PrefixCacheError
+from prefixcache._console import heard
 from prefixcache.replay import document
 from prefixcache.replay.context import ContextPart
 from prefixcache.replay.generator import generate_trace
@@ -42,13 +44,13 @@ def main(arguments: Sequence[str] | None = None, backend: Any = None) -> int:
     """
     p = parser()
     args = p.parse_args(arguments)
-    try:
+
+    def run() -> int:
         with Interrupt() as interrupt:
             return _Run(p, args, interrupt, backend).run()
-    except BrokenPipeError:
-        # Whoever read the summary has seen enough; nothing is left to say at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+
+    try:
+        return heard(p.prog, run)
     except KeyboardInterrupt:
         print("interrupted twice: stopped at once, without a summary", file=sys.stderr)
         return INTERRUPTED
@@ -96,7 +98,7 @@ class _Run:
 
     def _parts(self, requests: list[TraceRequest], doc: dict[str, Any]) -> int:
         status = 0
-        for name in self._part_names():
+        for name in self.names:
             try:
                 part = self._omni(requests) if name == "omni" else self._context(requests)
             except PrefixCacheError as e:
@@ -114,7 +116,11 @@ class _Run:
                 return INTERRUPTED
         return status
 
-    def _part_names(self) -> list[str]:
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """What runs: the parts, or the sweep."""
+        if self.args.sweep is not None:
+            return ["sweep"]
         if self.args.part is not None:
             return [self.args.part]
         missing = missing_modules()
@@ -180,11 +186,16 @@ class _Run:
 
     def _load(self, path: str) -> dict[str, Any]:
         try:
-            return document.load(path)
+            other = document.load(path)
         except OSError as e:
             self._fail(f"--compare {path}: {e.strerror}")
         except document.DocumentError as e:
             self._fail(f"--compare {path}: {e}")
+        has = [*other["parts"], *(["sweep"] if other["sweep"] else [])]
+        if not set(has) & set(self.names):  # there would be nothing to compare, after all the replay
+            wanted = " or ".join(self.names)
+            self._fail(f"--compare {path}: has {' and '.join(has) or 'no results'}, expected a run with {wanted}")
+        return other
 
     def _check_writable(self, name: str, path: str) -> None:
         folder = os.path.dirname(path) or "."

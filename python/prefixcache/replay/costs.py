@@ -12,7 +12,10 @@ _COPY_BYTES = 64 << 20
 
 
 class StepCosts:
-    """Seconds of the cache's calls, step by step, beside a bare copy of the same bytes."""
+    """Seconds of the cache's calls, step by step, beside a bare copy of the same bytes.
+
+    Of undisturbed steps: read at once, with no other step waiting and the output thread idle.
+    """
 
     _COLUMNS = ("new_step", "save", "materialize", "total", "bare copy")
 
@@ -47,7 +50,7 @@ class StepCosts:
 
     def lines(self) -> list[str]:
         """A table: microseconds a step at the median and at the 99th percentile."""
-        head = f"{'cost of a step, us (p50 / p99)':<31}" + "".join(f"{c:>18}" for c in self._COLUMNS)
+        head = f"{'undisturbed steps, us (p50/p99)':<31}" + "".join(f"{c:>18}" for c in self._COLUMNS)
         lines = [head]
         for name, rows in (("decode", self._decode), ("with prefill or hits", self._prefill)):
             if rows:

@@ -150,7 +150,7 @@ class OmniPart:
         events = self._events()
         if events:
             lines.append(
-                "cache events      " + ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in events.items())
+                "cache events      " + ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in events.items())
             )
         if events.get("absent_rows"):
             lines.append(f"                  ({_ABSENT})")

@@ -28,6 +28,7 @@ _REASONS = {
     "diverged": "what follows is not cached: another continuation, or evicted",
     "full_input": "the whole prompt is cached; one page is computed again",
 }
+_UNDISTURBED = "Of steps that nothing disturbed: read at once, with no other step waiting."
 _EVENTS = {
     "hits": "requests that began with cached rows",
     "preserved_bytes": "bytes of rows copied aside because a pending read still needed them",
@@ -89,7 +90,10 @@ class _Page:
                 self._chart(chart)
         calls = list(dict.fromkeys(call for _, p in runs for call in p["latencies"]))
         if calls:
-            self._out.append("<h3>Time of a call</h3>\n<div class=multiples>")
+            self._out.append("<h3>Time of a call</h3>")
+            if part == "omni":
+                self._out.append(f"<p class=note>{_UNDISTURBED}</p>")
+            self._out.append("<div class=multiples>")
             for call in calls:
                 self._chart(charts.latency(call, runs), level=4)
             self._out.append("</div>")
