@@ -103,7 +103,7 @@ func pcgo_context_create(options *C.pc_context_options, context *C.pc_handle) (s
 	if herr == nil {
 		m := newManager(&x.mu, x.c.Manager())
 		m.owned = true
-		if x.manager, herr = handles.add(kindManager, m); herr != nil {
+		if x.manager, herr = m.open(); herr != nil {
 			_, _, _ = handles.remove(h, kindContext, "context")
 		}
 	}

@@ -40,23 +40,28 @@ var caughtPanics atomic.Uint64
 // because nobody knows how far the operation came.
 func guard(st *C.pc_status, e *entry) {
 	if r := recover(); r != nil {
-		caughtPanics.Add(1)
 		if e != nil {
 			e.broken.Store(true)
 		}
-		text := fmt.Sprintf("internal error: %v (%s)", r, panicPlace())
-		logLine(C.PC_LOG_ERROR, text+"\n"+string(debug.Stack()))
-		*st = failNew(status.Internal, "%s", text)
+		caught(st, r)
 	}
 	if e != nil {
 		e.leave()
 	}
 }
 
+// caught makes a status of a panic.
+func caught(st *C.pc_status, r any) {
+	caughtPanics.Add(1)
+	text := fmt.Sprintf("internal error: %v (%s)", r, panicPlace())
+	logLine(C.PC_LOG_ERROR, text+"\n"+string(debug.Stack()))
+	*st = failNew(status.Internal, "%s", text)
+}
+
 // panicPlace names the first frame of ours below the panic.
 func panicPlace() string {
 	var pcs [32]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs[:])])
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(4, pcs[:])])
 	for {
 		f, more := frames.Next()
 		if f.Func != nil && !isRuntime(f.Function) {

@@ -122,26 +122,30 @@ func (t *table) add(k kind, object any) (handle, *status.Error) {
 
 // enter looks h up and keeps its object alive until leave.
 func (t *table) enter(h handle, k kind, argument string) (*entry, *status.Error) {
-	if h == 0 {
-		return nil, status.New(status.BadHandle, "%s: 0 is not a handle, expected %s", argument, k)
-	}
 	e := t.at(h.index())
-	if e == nil {
+	if e == nil || h.kind() != k {
 		return nil, badHandle(h, k, argument)
 	}
 	e.users.Add(1)
-	if e.live.Load() != uint64(h) || h.kind() != k {
+	if e.live.Load() != uint64(h) {
 		e.users.Add(-1)
 		return nil, badHandle(h, k, argument)
 	}
 	if e.broken.Load() {
 		e.users.Add(-1)
-		return nil, status.New(status.Internal, "%s: %s was left unusable by an internal error in an earlier call; destroy it and create a new one", argument, k)
+		return nil, leftBroken(k, argument)
 	}
 	return e, nil
 }
 
+func leftBroken(k kind, argument string) *status.Error {
+	return status.New(status.Internal, "%s: %s was left unusable by an internal error in an earlier call; destroy it and create a new one", argument, k)
+}
+
 func badHandle(h handle, k kind, argument string) *status.Error {
+	if h == 0 {
+		return status.New(status.BadHandle, "%s: 0 is not a handle, expected %s", argument, k)
+	}
 	if h.kind() != k && h.kind().known() {
 		return status.New(status.BadHandle, "%s: %#x is a handle of %s, expected %s", argument, uint64(h), h.kind(), k)
 	}

@@ -25,10 +25,11 @@ type manager struct {
 	pages      bool // has base pages; without, hybrid means pure recurrent
 	// salt turns core's lease ids into handles, so that a lease of another
 	// manager, which may well have the same id, is refused.
-	salt uint64
-	args sequenceArgs
-	req  prefix.AcquireRequest
-	most memoryPlan
+	salt  uint64
+	entry *entry // of the manager's handle
+	args  sequenceArgs
+	req   prefix.AcquireRequest
+	most  memoryPlan
 }
 
 func newManager(mu *meteredMutex, m *prefix.Manager) *manager {
@@ -37,26 +38,58 @@ func newManager(mu *meteredMutex, m *prefix.Manager) *manager {
 	return &manager{mu: mu, m: m, salt: rand.Uint64() | 3<<62 | 3<<30, pages: m.Capacity(prefix.BasePages) > 0, pageTokens: uint64(m.Config().PageTokens)}
 }
 
-// enterManager locks the manager of a handle; done undoes it, before guard.
-func enterManager(h C.pc_handle) (*manager, *entry, *status.Error) {
-	e, err := handles.enter(handle(h), kindManager, "manager")
-	if err != nil {
-		return nil, nil, err
+// open gives the manager its handle.
+func (m *manager) open() (handle, *status.Error) {
+	h, err := handles.add(kindManager, m)
+	if err == nil {
+		m.entry = handles.at(h.index())
 	}
-	m := e.object.(*manager)
-	m.mu.Lock()
-	return m, e, nil
+	return h, err
 }
 
+// enterManager locks the manager of a handle; leave, or unlock, undoes it.
+func enterManager(h C.pc_handle) (*manager, *status.Error) { return lockManager(h, false) }
+
 // enterOwn is enterManager for calls that a coordinator's manager refuses.
-func enterOwn(h C.pc_handle) (*manager, *entry, *status.Error) {
-	m, e, err := enterManager(h)
-	if err == nil && m.owned {
-		m.mu.Unlock()
-		e.leave()
-		return nil, nil, status.New(status.WrongState, "manager: it belongs to a coordinator, which leases its pages itself; expected one from pc_manager_create")
+func enterOwn(h C.pc_handle) (*manager, *status.Error) { return lockManager(h, true) }
+
+func lockManager(h C.pc_handle, own bool) (*manager, *status.Error) {
+	e, err := handles.enter(handle(h), kindManager, "manager")
+	if err != nil {
+		return nil, err
 	}
-	return m, e, err
+	m := e.object.(*manager)
+	if own && m.owned {
+		e.leave()
+		return nil, status.New(status.WrongState, "manager: it belongs to a coordinator, which leases its pages itself; expected one from pc_manager_create")
+	}
+	m.mu.Lock()
+	if e.broken.Load() { // by the call that was waited for
+		m.unlock()
+		return nil, leftBroken(kindManager, "manager")
+	}
+	return m, nil
+}
+
+func (m *manager) unlock() {
+	m.mu.Unlock()
+	m.entry.leave()
+}
+
+// leave is deferred by every export that enters, whether that succeeded or not. It is
+// unlock and guard in one, since two deferred calls take as long as a step of decoding.
+func (m *manager) leave(st *C.pc_status) {
+	r := recover()
+	if m != nil {
+		if r != nil {
+			m.entry.broken.Store(true) // before others come in
+		}
+		m.mu.Unlock()
+		m.entry.leave()
+	}
+	if r != nil {
+		caught(st, r) // without the lock: the host's log may call back
+	}
 }
 
 func (m *manager) lease(h C.pc_handle) prefix.LeaseID {
@@ -84,13 +117,17 @@ const (
 
 // level refuses calls that name blocks the way this manager does not.
 func (m *manager) level(keyed bool) *status.Error {
-	switch {
-	case m.keyed && !keyed:
-		return status.New(status.WrongState, "manager: it was made with PC_BLOCK_KEYS, expected the call that takes keys")
-	case keyed && !m.keyed:
+	if keyed == m.keyed {
+		return nil
+	}
+	return otherLevel(keyed)
+}
+
+func otherLevel(keyed bool) *status.Error {
+	if keyed {
 		return status.New(status.WrongState, "manager: it was made without PC_BLOCK_KEYS, expected the call without keys")
 	}
-	return nil
+	return status.New(status.WrongState, "manager: it was made with PC_BLOCK_KEYS, expected the call that takes keys")
 }
 
 // recordLimit reads the convention 0: default, -1: none.
@@ -167,7 +204,7 @@ func pcgo_manager_create(in *C.pc_manager_options, result *C.pc_handle) (st C.pc
 	}
 	m := newManager(new(meteredMutex), core)
 	m.keyed = keyed
-	h, herr := handles.add(kindManager, m)
+	h, herr := m.open()
 	if herr != nil {
 		return fail(herr)
 	}
@@ -187,14 +224,13 @@ func pcgo_manager_destroy(h *C.pc_handle) (st C.pc_status) {
 	if h == nil || *h == 0 {
 		return C.PC_OK
 	}
-	m, e, err := enterManager(*h)
+	m, err := enterManager(*h)
 	if err != nil && err.Code != status.Internal { // one that a panic left unusable can still be freed
 		return fail(err)
 	}
 	if err == nil {
 		owned := m.owned
-		m.mu.Unlock()
-		e.leave()
+		m.unlock()
 		if owned {
 			return failNew(status.WrongState, "manager: it belongs to a coordinator, which frees it")
 		}
@@ -204,10 +240,10 @@ func pcgo_manager_destroy(h *C.pc_handle) (st C.pc_status) {
 		return fail(err)
 	}
 	*h = 0
+	m = object.(*manager)
+	m.most.end()
 	if !broken {
-		m = object.(*manager)
 		m.m.Close()
-		m.most.end()
 	}
 	return C.PC_OK
 }

@@ -34,12 +34,11 @@ func (m *manager) refused(overTenant bool) C.pc_status {
 //export pcgo_manager_acquire
 func pcgo_manager_acquire(h C.pc_handle, mode, lookup C.uint32_t, sequence *C.pc_sequence, plan *C.pc_plan,
 	basePages *C.int32_t, numBase C.uint64_t, draftPages *C.int32_t, numDraft C.uint64_t, lease *C.pc_handle) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	st = m.acquire(mode, lookup, sequence, plan, basePages, numBase, draftPages, numDraft, lease)
 	m.forget()
 	return st
@@ -145,12 +144,11 @@ func writePlan(dst *C.pc_plan, p *prefix.Plan) {
 
 //export pcgo_manager_append
 func pcgo_manager_append(h, lease C.pc_handle, tokens *C.int32_t, numTokens C.uint64_t) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if err := m.level(false); err != nil {
 		return fail(err)
 	}
@@ -163,20 +161,20 @@ func pcgo_manager_append(h, lease C.pc_handle, tokens *C.int32_t, numTokens C.ui
 
 //export pcgo_manager_grow
 func pcgo_manager_grow(h, lease C.pc_handle, base, draft C.int32_t, basePages, draftPages *C.int32_t) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
-	return m.grow(m.lease(lease), base, draft, basePages, draftPages)
-}
-
-// grow appends pages and tells which. Core allocates them at the end of the lease.
-func (m *manager) grow(id prefix.LeaseID, base, draft C.int32_t, basePages, draftPages *C.int32_t) C.pc_status {
 	if err := growthOutputs(base, draft, basePages, draftPages); err != nil {
 		return fail(err)
 	}
+	return m.grow(m.lease(lease), base, draft, basePages, draftPages)
+}
+
+// grow appends pages and tells which, to outputs that growthOutputs has checked. Core
+// allocates them at the end of the lease.
+func (m *manager) grow(id prefix.LeaseID, base, draft C.int32_t, basePages, draftPages *C.int32_t) C.pc_status {
 	ok, err := m.m.Grow(id, int(base), int(draft))
 	if err != nil {
 		return fail(err)
@@ -184,18 +182,13 @@ func (m *manager) grow(id prefix.LeaseID, base, draft C.int32_t, basePages, draf
 	if !ok {
 		return m.refused(m.m.Feasible(prefix.Demand{int(base), int(draft)}))
 	}
-	for pool, part := range [...]struct {
-		n   C.int32_t
-		dst *C.int32_t
-	}{{base, basePages}, {draft, draftPages}} {
-		if part.dst == nil || part.n == 0 {
-			continue
-		}
-		have, err := m.m.PageCount(id, prefix.Resource(pool))
-		if err != nil {
+	if basePages != nil {
+		if err := m.m.LastPages(id, prefix.BasePages, unsafe.Slice((*int32)(basePages), int(base))); err != nil {
 			return fail(err)
 		}
-		if err := m.m.Pages(id, prefix.Resource(pool), have-int(part.n), unsafe.Slice((*int32)(part.dst), int(part.n))); err != nil {
+	}
+	if draftPages != nil {
+		if err := m.m.LastPages(id, prefix.DraftPages, unsafe.Slice((*int32)(draftPages), int(draft))); err != nil {
 			return fail(err)
 		}
 	}
@@ -203,6 +196,9 @@ func (m *manager) grow(id prefix.LeaseID, base, draft C.int32_t, basePages, draf
 }
 
 func growthOutputs(base, draft C.int32_t, basePages, draftPages *C.int32_t) *status.Error {
+	if basePages == nil && draftPages == nil {
+		return nil
+	}
 	return disjoint("base_pages", basePages, uint64(max(0, base)), "draft_pages", draftPages, uint64(max(0, draft)))
 }
 
@@ -230,12 +226,11 @@ func published(p *C.pc_publication, res prefix.PublishResult, err error) C.pc_st
 
 //export pcgo_manager_publish
 func pcgo_manager_publish(h, lease C.pc_handle, resident C.int64_t, publication *C.pc_publication) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if err := m.level(false); err != nil {
 		return fail(err)
 	}
@@ -248,22 +243,32 @@ func pcgo_manager_publish(h, lease C.pc_handle, resident C.int64_t, publication 
 // publish publishes by tokens. Core caps the length at what the history covers;
 // a host that claims more has lost count.
 func (m *manager) publish(id prefix.LeaseID, resident C.int64_t, publication *C.pc_publication) C.pc_status {
-	if n, err := m.m.HistoryLength(id); err == nil && int64(resident) > int64(n) {
-		return failNew(status.InvalidArgument, "resident: %d tokens, expected at most %d, the history of the lease", int64(resident), n)
+	if !m.m.Covers(id, int(resident)) {
+		return m.beyond(id, resident)
 	}
 	res, err := m.m.Publish(id, int(resident))
+	if publication == nil && err == nil {
+		return C.PC_OK
+	}
 	return published(publication, res, err)
+}
+
+func (m *manager) beyond(id prefix.LeaseID, resident C.int64_t) C.pc_status {
+	n, err := m.m.HistoryLength(id)
+	if err != nil {
+		return fail(err)
+	}
+	return failNew(status.InvalidArgument, "resident: %d tokens, expected at most %d, the history of the lease", int64(resident), n)
 }
 
 //export pcgo_manager_advance
 func pcgo_manager_advance(h, lease C.pc_handle, tokens *C.int32_t, numTokens C.uint64_t, resident C.int64_t, base, draft C.int32_t,
 	basePages, draftPages *C.int32_t, publication *C.pc_publication) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	return m.advance(m.lease(lease), tokens, numTokens, resident, base, draft, basePages, draftPages, publication)
 }
 
@@ -300,12 +305,11 @@ func (m *manager) advance(id prefix.LeaseID, tokens *C.int32_t, numTokens C.uint
 
 //export pcgo_manager_publish_keys
 func pcgo_manager_publish_keys(h, lease C.pc_handle, first C.uint64_t, keys *C.pc_hash128, numKeys C.uint64_t, resident C.int64_t, publication *C.pc_publication) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	k, serr := m.keyArgs(first, keys, numKeys, publication)
 	if serr != nil {
 		return fail(serr)

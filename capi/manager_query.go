@@ -18,12 +18,11 @@ import (
 
 //export pcgo_manager_lookup
 func pcgo_manager_lookup(h C.pc_handle, mode C.uint32_t, sequence *C.pc_sequence, plan *C.pc_plan) (st C.pc_status) {
-	m, e, serr := enterManager(h)
-	defer guard(&st, e)
+	m, serr := enterManager(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	defer m.forget()
 	if err := m.plan(mode, C.PC_LOOKUP_USE_CACHE, sequence, plan); err != nil {
 		return fail(err)
@@ -84,23 +83,21 @@ func (m *manager) leasePages(id prefix.LeaseID, model C.uint32_t, first C.uint64
 
 //export pcgo_manager_lease_pages
 func pcgo_manager_lease_pages(h, lease C.pc_handle, model C.uint32_t, first C.uint64_t, pages *C.int32_t, space C.uint64_t, num *C.uint64_t) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	return fail(m.leasePages(m.lease(lease), model, first, pages, space, num))
 }
 
 //export pcgo_manager_invalidate
 func pcgo_manager_invalidate(h C.pc_handle, adapter *C.pc_hash128, generation, removed *C.uint64_t) (st C.pc_status) {
-	m, e, serr := enterManager(h)
-	defer guard(&st, e)
+	m, serr := enterManager(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if adapter == nil {
 		return failNew(status.InvalidArgument, "adapter: null, expected a pc_hash128")
 	}
@@ -127,12 +124,11 @@ func pcgo_manager_invalidate(h C.pc_handle, adapter *C.pc_hash128, generation, r
 
 //export pcgo_manager_flush
 func pcgo_manager_flush(h C.pc_handle, removed *C.uint64_t) (st C.pc_status) {
-	m, e, serr := enterManager(h)
-	defer guard(&st, e)
+	m, serr := enterManager(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if err := aligned("removed", removed); err != nil {
 		return fail(err)
 	}
@@ -145,23 +141,21 @@ func pcgo_manager_flush(h C.pc_handle, removed *C.uint64_t) (st C.pc_status) {
 
 //export pcgo_manager_evict
 func pcgo_manager_evict(h C.pc_handle, record C.uint64_t) (st C.pc_status) {
-	m, e, serr := enterManager(h)
-	defer guard(&st, e)
+	m, serr := enterManager(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	return fail(m.m.EvictRecord(prefix.RecordID(record)))
 }
 
 //export pcgo_manager_records
 func pcgo_manager_records(h C.pc_handle, records *C.pc_record, space C.uint64_t, num *C.uint64_t) (st C.pc_status) {
-	m, e, serr := enterManager(h)
-	defer guard(&st, e)
+	m, serr := enterManager(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if err := out("num_records", num); err != nil {
 		return fail(err)
 	}
@@ -191,12 +185,11 @@ func pcgo_manager_records(h C.pc_handle, records *C.pc_record, space C.uint64_t,
 
 //export pcgo_manager_record_pages
 func pcgo_manager_record_pages(h C.pc_handle, record C.uint64_t, model C.uint32_t, first C.uint64_t, pages *C.int32_t, space C.uint64_t, num *C.uint64_t) (st C.pc_status) {
-	m, e, serr := enterManager(h)
-	defer guard(&st, e)
+	m, serr := enterManager(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if err := out("num_pages", num); err != nil {
 		return fail(err)
 	}
@@ -219,12 +212,11 @@ func pcgo_manager_record_pages(h C.pc_handle, record C.uint64_t, model C.uint32_
 
 //export pcgo_manager_references
 func pcgo_manager_references(h C.pc_handle, resource C.uint32_t, first C.uint64_t, active, cached *C.int32_t, count C.uint64_t) (st C.pc_status) {
-	m, e, serr := enterManager(h)
-	defer guard(&st, e)
+	m, serr := enterManager(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if resource > C.PC_RESOURCE_PARTIAL_KV {
 		return failNew(status.InvalidArgument, "resource: %d, expected PC_RESOURCE_BASE_PAGE (0) to PC_RESOURCE_PARTIAL_KV (3)", uint32(resource))
 	}
@@ -250,12 +242,11 @@ func pcgo_manager_references(h C.pc_handle, resource C.uint32_t, first C.uint64_
 
 //export pcgo_manager_get_stats
 func pcgo_manager_get_stats(h C.pc_handle, stats *C.pc_manager_stats) (st C.pc_status) {
-	m, e, serr := enterManager(h)
-	defer guard(&st, e)
+	m, serr := enterManager(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if err := out("stats", stats); err != nil {
 		return fail(err)
 	}
@@ -293,23 +284,21 @@ func (m *manager) stats() C.pc_manager_stats {
 
 //export pcgo_manager_check
 func pcgo_manager_check(h C.pc_handle) (st C.pc_status) {
-	m, e, serr := enterManager(h)
-	defer guard(&st, e)
+	m, serr := enterManager(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	return fail(m.m.Check())
 }
 
 //export pcgo_manager_dump
 func pcgo_manager_dump(h C.pc_handle, text *C.char, space C.uint64_t, size *C.uint64_t) (st C.pc_status) {
-	m, e, serr := enterManager(h)
-	defer guard(&st, e)
+	m, serr := enterManager(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if err := out("size", size); err != nil {
 		return fail(err)
 	}

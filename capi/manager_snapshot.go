@@ -12,12 +12,11 @@ import (
 
 //export pcgo_manager_reserve
 func pcgo_manager_reserve(h, lease C.pc_handle, needPartial C.uint32_t, recurrent, partial *C.int32_t) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if needPartial > 1 {
 		return failNew(status.InvalidArgument, "need_partial: %d, expected 0 or 1", uint32(needPartial))
 	}
@@ -50,12 +49,11 @@ var noSnapshotInQuota = status.New(status.RequestFailed, "quota: the tenant's le
 
 //export pcgo_manager_publish_hybrid
 func pcgo_manager_publish_hybrid(h, lease C.pc_handle, length C.int64_t, recurrent, partial C.int32_t, publication *C.pc_publication) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if err := m.level(false); err != nil {
 		return fail(err)
 	}
@@ -68,12 +66,11 @@ func pcgo_manager_publish_hybrid(h, lease C.pc_handle, length C.int64_t, recurre
 
 //export pcgo_manager_publish_hybrid_keys
 func pcgo_manager_publish_hybrid_keys(h, lease C.pc_handle, first C.uint64_t, keys *C.pc_hash128, numKeys C.uint64_t, at *C.pc_checkpoint, recurrent, partial C.int32_t, publication *C.pc_publication) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if at == nil {
 		return failNew(status.InvalidArgument, "checkpoint: null, expected a pc_checkpoint")
 	}
@@ -91,34 +88,31 @@ func pcgo_manager_publish_hybrid_keys(h, lease C.pc_handle, first C.uint64_t, ke
 
 //export pcgo_manager_retire
 func pcgo_manager_retire(h, lease C.pc_handle, recurrent, partial C.int32_t) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	return fail(m.m.Retire(m.lease(lease), prefix.Reservation{Recurrent: int32(recurrent), Partial: int32(partial)}))
 }
 
 //export pcgo_manager_release_restored
 func pcgo_manager_release_restored(h, lease C.pc_handle) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	return fail(m.m.ReleaseRestored(m.lease(lease)))
 }
 
 //export pcgo_manager_release
 func pcgo_manager_release(h C.pc_handle, lease *C.pc_handle) (st C.pc_status) {
-	m, e, serr := enterOwn(h)
-	defer guard(&st, e)
+	m, serr := enterOwn(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if err := aligned("lease", lease); err != nil {
 		return fail(err)
 	}

@@ -24,12 +24,11 @@ func tenantQuota(quota, reserved1 C.uint32_t) *status.Error {
 
 //export pcgo_manager_tenants
 func pcgo_manager_tenants(h C.pc_handle, tenants *C.pc_tenant, space C.uint64_t, num *C.uint64_t) (st C.pc_status) {
-	m, e, serr := enterManager(h)
-	defer guard(&st, e)
+	m, serr := enterManager(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if err := out("num_tenants", num); err != nil {
 		return fail(err)
 	}
@@ -62,12 +61,11 @@ func pcgo_manager_tenants(h C.pc_handle, tenants *C.pc_tenant, space C.uint64_t,
 
 //export pcgo_manager_set_quota
 func pcgo_manager_set_quota(h C.pc_handle, isolation *C.pc_hash128, quota C.uint32_t) (st C.pc_status) {
-	m, e, serr := enterManager(h)
-	defer guard(&st, e)
+	m, serr := enterManager(h)
+	defer m.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer m.mu.Unlock()
 	if quota > maxQuota {
 		return failNew(status.InvalidArgument, "quota: %d, expected 0 to %d per mille", uint32(quota), maxQuota)
 	}

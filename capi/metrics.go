@@ -101,13 +101,12 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 		p.tenants(tenants)
 		p.coordinator(&metrics, &stats)
 	case kindManager:
-		m, e, err := enterManager(s.cache)
+		m, err := enterManager(s.cache)
 		if err != nil {
 			return err
 		}
 		stats, tenants := m.stats(), slices.Collect(m.m.Tenants())
-		m.mu.Unlock()
-		e.leave()
+		m.unlock()
 		if err := p.begin(i, "context", labels); err != nil {
 			return err
 		}
