@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from prefixcache import PrefixCacheArgumentError, PrefixCacheError
@@ -25,6 +24,7 @@ from prefixcache.context._arguments import (
     integers,
     uint64,
 )
+from prefixcache.context._closing import Closing
 from prefixcache.context._options import ContextOptionsArgument
 from prefixcache.context._steps import StepLock
 from prefixcache.context.cache import ContextCachePhysicalResources, HybridCacheManager
@@ -54,7 +54,7 @@ StreamSynchronizer = Callable[[int], "int | None"]
 _stranded: list[object] = []
 
 
-class ContextCacheCoordinator:
+class ContextCacheCoordinator(Closing):
     """Order of calls for a request::
 
         begin_request -> prepare_prefill -> (prefill of each suffix) ->
@@ -358,14 +358,6 @@ class ContextCacheCoordinator:
         memory that would go. Repeatable."""
         with self._steps.exclusive("close"):
             self._check(self._library.context_destroy(ctypes.byref(self._handle)))
-
-    def __enter__(self) -> ContextCacheCoordinator:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)

@@ -27,6 +27,7 @@ from prefixcache.context._arguments import (
     integers,
     to_hash,
 )
+from prefixcache.context._closing import Closing
 from prefixcache.context.types import (
     AcquireStatus,
     BlockKeySequence,
@@ -101,7 +102,7 @@ class AcquireResult:
     plan: ReusePlan
 
 
-class ContextCacheManager(ManagerView):
+class ContextCacheManager(ManagerView, Closing):
     """A manager of one's own. Errors are ``PrefixCacheError``; nothing has changed then.
 
     Any thread may call; the library serialises. Capacity that does not suffice is a
@@ -326,14 +327,6 @@ class ContextCacheManager(ManagerView):
     def close(self) -> None:
         """Frees the manager and every lease of it. Repeatable."""
         self._check(self._library.manager_destroy(ctypes.byref(self._handle)))
-
-    def __enter__(self) -> ContextCacheManager:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)

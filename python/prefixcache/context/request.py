@@ -8,10 +8,10 @@ stream cannot be drained the whole request is quarantined and the coordinator po
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from prefixcache import PrefixCacheArgumentError
+from prefixcache.context._closing import Closing
 from prefixcache.context.state import read_request
 from prefixcache.context.types import RequestState
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prefixcache.context.coordinator import ContextCacheCoordinator
 
 
-class RequestHandle:
+class RequestHandle(Closing):
     """One request. A context manager: what is not finished when the block ends is
     closed; so is what nobody refers to any longer.
 
@@ -61,14 +61,6 @@ class RequestHandle:
         if handle:
             coordinator = self._coordinator
             coordinator._steps.drop(lambda: coordinator._abandon(handle), wait)
-
-    def __enter__(self) -> RequestHandle:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         # Never waits: the thread that the collector picked may be the one to wait for.

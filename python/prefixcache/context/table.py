@@ -10,15 +10,15 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from prefixcache import PrefixCacheArgumentError, PrefixCacheError
 from prefixcache.context import _abi
 from prefixcache.context._arguments import address, int32, integers, uint64
+from prefixcache.context._closing import Closing
 
 
-class KVPageTable:
+class KVPageTable(Closing):
     """Make one per model, before the coordinator, and close it after.
 
     While a coordinator has live requests, it alone changes the rows. Errors are
@@ -151,14 +151,6 @@ class KVPageTable:
     def close(self) -> None:
         """Waits for a pending upload and frees. Refused while a coordinator uses it."""
         self._library.check(self._library.table_destroy(ctypes.byref(self._handle)))
-
-    def __enter__(self) -> KVPageTable:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         # A table in use is leaked rather than pulled from under its coordinator.
