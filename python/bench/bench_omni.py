@@ -29,14 +29,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT.parent / "shared" / "reference" / "omni"
 sys.path.insert(0, str(ROOT / "python"))
 
-from prefixcache import omni as product  # noqa: E402
+try:  # --help and a mistyped option do without
+    import numpy as np
+    import torch
+
+    from prefixcache import omni as product
+except ImportError as e:
+    missing: str | None = e.name
+else:
+    missing = None
 
 BLOCK = 16
 WIDTH = 2048  # bf16: 4 KiB a row
@@ -381,6 +386,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a tenth of the turns; figures vary more")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     args = parser.parse_args()
+    if missing is not None:
+        parser.error(f"needs torch and numpy, and there is no {missing}")
     torch.set_num_threads(args.threads)
     few = 10 if args.quick else 1
     reference = load_reference()
