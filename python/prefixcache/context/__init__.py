@@ -35,7 +35,8 @@ from prefixcache.context.deployment import (
     validate_context_cache_deployment,
 )
 from prefixcache.context.digest import digest_bytes, digest_sequence
-from prefixcache.context.manager import AcquireResult, CacheRequestLease, ContextCacheManager
+from prefixcache.context.lease import AcquireResult, CacheRequestLease
+from prefixcache.context.manager import ContextCacheManager
 from prefixcache.context.request import RequestHandle
 from prefixcache.context.table import KVPageTable
 from prefixcache.context.types import (

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
-from types import TracebackType
 
 from prefixcache.context import _abi
 from prefixcache.context._arguments import (
@@ -28,6 +26,7 @@ from prefixcache.context._arguments import (
     to_hash,
 )
 from prefixcache.context._closing import Closing
+from prefixcache.context.lease import AcquireResult, CacheRequestLease
 from prefixcache.context.types import (
     AcquireStatus,
     BlockKeySequence,
@@ -38,68 +37,12 @@ from prefixcache.context.types import (
     HybridSnapshotReservation,
     Publication,
     PublishStatus,
-    ReusePlan,
     ReusePlanMode,
     Tokens,
 )
 from prefixcache.context.view import ManagerView, to_plan
 
 REQUEST_FAILED = 1  # PC_REQUEST_FAILED: no capacity
-
-
-class CacheRequestLease:
-    """What one sequence uses: shared pages first, private pages after them.
-
-    A context manager: the end of the block releases it, and so does the last reference.
-    """
-
-    def __init__(self, manager: ContextCacheManager, handle: ctypes.c_uint64) -> None:
-        self.manager = manager
-        self._handle = handle
-
-    @property
-    def handle(self) -> int:
-        """pc_handle of the lease; 0 once it was released."""
-        return self._handle.value
-
-    def valid(self) -> bool:
-        """Whether it still holds anything."""
-        return self._handle.value != 0
-
-    def base_pages(self) -> list[int]:
-        """Ids of its base pages in order: the shared ones, then its own."""
-        return self.manager._lease_pages(self, _abi.BASE)
-
-    def draft_pages(self) -> list[int]:
-        """The same of the draft model."""
-        return self.manager._lease_pages(self, _abi.DRAFT)
-
-    def release(self) -> None:
-        """Drops every page and slot that it owns; once it is empty, does nothing (C-64)."""
-        self.manager.release(self)
-
-    def __enter__(self) -> CacheRequestLease:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        # With its manager gone, so is the lease.
-        if handle is not None and handle.value and self.manager.handle:
-            self.manager._library.manager_release(self.manager.handle, ctypes.byref(handle))
-
-
-@dataclass(frozen=True)
-class AcquireResult:
-    """``lease`` is None when the capacity did not suffice; the plan says for what."""
-
-    status: AcquireStatus
-    lease: CacheRequestLease | None
-    plan: ReusePlan
 
 
 class ContextCacheManager(ManagerView, Closing):
