@@ -16,7 +16,8 @@ the root of the repository (make gpu-check-bundle packs them):
 A CUDA toolkit is looked for in $CUDA_HOME, $CUDA_PATH, beside nvcc, in /usr/local/cuda
 and in Python's nvidia packages; only its cuda.h is read.
 
-Prints a Markdown table. Exit status: 0 every check passed; 1 a check failed or could
+Prints a Markdown table, also when it is interrupted; with --out the file has what is known
+after each section, whatever becomes of the check. Exit status: 0 every check passed; 1 a check failed or could
 not be run; 2 a file is missing or the usage is wrong; 3 there is no GPU.
 docs/gpu-check.md says what each row means.
 """
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -44,7 +46,7 @@ def sections(simulated: bool) -> list[Section]:
     """What is run, with the seconds that each may take."""
     python = [sys.executable, "-u"]
     build = Section(
-        "raw streams: build raw_check", 240 if simulated else 60, [*python, str(HERE / "build_raw.py")], always=True
+        "raw streams: build raw_check", 240 if simulated else 90, [*python, str(HERE / "build_raw.py")], always=True
     )
     if simulated:
         return [
@@ -73,6 +75,11 @@ def sections(simulated: bool) -> list[Section]:
     ]
 
 
+def interrupt(*_: object) -> None:
+    """For SIGTERM: a table of what is known is worth more than a clean death."""
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the table to this file as well")
@@ -85,9 +92,11 @@ def main() -> int:
     )
     args = parser.parse_args()
     start = time.monotonic()
+    signal.signal(signal.SIGTERM, interrupt)
 
     environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "python"), str(ROOT / "python/tests"), str(HERE)])
+    paths = [str(ROOT / "python"), str(ROOT / "python/tests"), str(HERE), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # torch may be on the caller's
     environment["PREFIXCACHE_LIBRARY"] = str(ROOT / "build" / "libprefixcache.so")
     if args.simulated:
         driver = simulated_driver()
@@ -109,14 +118,27 @@ def main() -> int:
     chosen = sections(args.simulated)
     if args.only:
         chosen = [s for s in chosen if s.always or any(text in s.name for text in args.only)]
-    for section in chosen:
+    stopped = False
+    for i, section in enumerate(chosen):
         left = args.seconds - (time.monotonic() - start)
-        run_section(section, min(section.seconds, left), environment, report)
+        before = len(report.rows)
+        try:
+            if stopped:
+                report.rows.append({"kind": "not run", "name": section.name, "detail": "the check was interrupted"})
+            else:
+                run_section(section, min(section.seconds, left), environment, report)
+        except KeyboardInterrupt:
+            stopped = True
+            report.rows.append({"kind": "check", "name": section.name, "ok": False, "detail": "interrupted"})
+        for line in report.verdicts(before):
+            print(f"gpu-check: {line}", file=sys.stderr, flush=True)
+        if args.out:
+            args.out.write_text(report.markdown([s.name for s in chosen[i + 1 :]]))
     if args.simulated:
         for row in report.rows:  # what a simulation cannot show is no failure of one
             row["optional"] = row["kind"] == "not run"
     text = report.markdown()
-    print(text, end="")
+    print(text, end="", flush=True)
     if args.out:
         args.out.write_text(text)
     for name in report.failed():

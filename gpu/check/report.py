@@ -14,7 +14,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +71,13 @@ class Report:
     def failed(self) -> list[str]:
         return [r["name"] for r in self.rows if _verdict(r) in ("FAILED", "not run") and not r.get("optional")]
 
-    def markdown(self) -> str:
+    def verdicts(self, first: int) -> list[str]:
+        """A line for each check from that row on, for whoever watches."""
+        checks = [r for r in self.rows[first:] if r["kind"] != "figure"]
+        return [f"  {_verdict(r)}: {r['name']}" for r in checks]
+
+    def markdown(self, to_come: Sequence[str] = ()) -> str:
+        """The tables. to_come: sections that have not run yet, for a report in between."""
         checks = [r for r in self.rows if r["kind"] != "figure"]
         figures = [r for r in self.rows if r["kind"] == "figure"]
         lines = [f"- {line}" for line in self.machine]
@@ -83,6 +89,8 @@ class Report:
         bad = self.failed()
         passed = sum(_verdict(r) == "ok" for r in checks)
         lines += ["", f"{passed} checks passed, {len(bad)} failed or not run; {len(figures)} figures"]
+        if to_come:
+            lines += ["", f"Unfinished. Still to come: {', '.join(to_come)}"]
         return "\n".join(lines) + "\n"
 
 

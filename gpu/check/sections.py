@@ -72,18 +72,21 @@ def run_section(section: Section, budget: float, environment: dict[str, str], re
                 if section.reports:
                     print(f"    {line.rstrip()}", file=sys.stderr)
 
+    code: int | None = None
     readers = [threading.Thread(target=read, args=(s,), daemon=True) for s in (process.stdout, process.stderr)]
-    for reader in readers:
-        reader.start()
     try:
-        code: int | None = process.wait(timeout=budget)
+        for reader in readers:
+            reader.start()
+        code = process.wait(timeout=budget)
     except subprocess.TimeoutExpired:
-        code = None
-        os.killpg(process.pid, signal.SIGKILL)  # its own group: what it started goes as well
-        process.wait()
-    for reader in readers:
-        reader.join(timeout=5)
-    report.rows += rows
+        pass
+    finally:  # also when the check itself is interrupted
+        if code is None:
+            os.killpg(process.pid, signal.SIGKILL)  # its own group: what it started goes as well
+            process.wait()
+        for reader in readers:
+            reader.join(timeout=5)
+        report.rows += rows
     if code is None:
         detail = f"stopped after {budget:.0f} s" + (f", after: {rows[-1]['name']}" if rows else "")
         report.rows.append({"kind": "check", "name": section.name, "ok": False, "detail": detail})

@@ -56,7 +56,7 @@ def same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     assert got.is_cpu and got.dtype == want.dtype and got.shape == want.shape, (
         f"{what}: {got.dtype}, {tuple(got.shape)}"
     )
-    as_bytes = [t.contiguous().view(torch.uint8) for t in (got, want)]
+    as_bytes = [t.contiguous().reshape(-1).view(torch.uint8) for t in (got, want)]  # a scalar has no bytes to view
     assert torch.equal(*as_bytes), f"{what}: other bytes"
 
 
