@@ -2,6 +2,7 @@
 // publish(X): X runs cold, is finalised, finished. hit(X): where a prefill of X starts.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <random>
 
 #include "host_cache.hpp"
@@ -237,6 +238,182 @@ TEST(FieldReports, BypassUsesManagedPagesAndPublishesNothing) {
     EXPECT_EQ(inspect(admitted.request).sequences[0].lease.basePages().size(), 3U);
     rig->finish(admitted.request);
     EXPECT_EQ(rig->metrics().publishedEndpoints, 1U);
+}
+
+HostCacheShape pagesOf(int32_t tokens, int32_t pages = 64) {
+    HostCacheShape shape;
+    shape.tokensPerPage = tokens;
+    shape.pages = pages;
+    shape.width = 12;
+    return shape;
+}
+
+/// n equal placeholders, some of them an image's.
+ContextCacheSequenceAdmission imageIn(int32_t n, int32_t from, int32_t to, Hash128 digest) {
+    auto s = sequenceOf(std::vector<int32_t>(static_cast<size_t>(n), 5));
+    s.perPositionMediaHash.resize(static_cast<size_t>(n));
+    std::fill(s.perPositionMediaHash.begin() + from, s.perPositionMediaHash.begin() + to, digest);
+    return s;
+}
+
+TEST(FieldReports, AnImageAcrossABoundaryIsReusedWholeOrNotAtAll) {
+    Rig rig(Kind::kVanilla, pagesOf(4));
+    Hash128 const cat{1, 1};
+    Hash128 const dog{1, 2};
+    publish(rig, imageIn(13, 2, 6, cat));
+    EXPECT_EQ(hit(rig, imageIn(13, 2, 6, cat)), 12);
+    EXPECT_EQ(hit(rig, imageIn(13, 2, 6, dog)), 0);
+    EXPECT_EQ(hit(rig, imageIn(13, 0, 0, {})), 0);
+    EXPECT_EQ(hit(rig, imageIn(6, 2, 6, cat)), 0) << "ends inside: 4 would split it";
+    EXPECT_EQ(hit(rig, imageIn(8, 2, 6, cat)), 0) << "the last page is computed again, and 4 would split it";
+    EXPECT_EQ(hit(rig, imageIn(13, 2, 7, cat)), 0) << "one position longer: the second block differs";
+    EXPECT_EQ(hit(rig, imageIn(13, 3, 7, cat)), 0) << "one position later";
+    EXPECT_EQ(hit(rig, imageIn(13, 2, 4, cat)), 4) << "ends at the boundary";
+}
+
+TEST(FieldReports, AnImageInTheTailIsPartOfTheBlockThatDecodingFills) {
+    Rig rig(Kind::kVanilla, pagesOf(4));
+    auto s = imageIn(6, 4, 6, {7, 7});
+    ContextCacheBatchAdmission admission;
+    admission.sequences = {s};
+    auto admitted = prefill(*rig, admission);
+    for (int32_t committed = 7; committed <= 8; ++committed) {
+        ASSERT_EQ(rig->prepareDecodeStep(admitted.request), Status::kOk);
+        rig->completeDecodeStep(admitted.request, Advances({committed}, 8).list, {0});
+    }
+    rig->finish(admitted.request);
+    s.tokenIds.insert(s.tokenIds.end(), {7, 8, 9});
+    s.perPositionMediaHash.resize(9);
+    EXPECT_EQ(hit(rig, s), 8);
+    s.perPositionMediaHash[5] = {7, 8};
+    EXPECT_EQ(hit(rig, s), 4);
+}
+
+TEST(FieldReports, PromptsOfEveryLengthLeaveATokenToRun) {
+    for (int32_t const p : {1, 2, 7}) {
+        Rig rig(Kind::kVanilla, pagesOf(p));
+        for (int32_t n = 1; n <= 12 * p; ++n) {
+            flush(*rig);
+            EXPECT_EQ(publish(rig, sequenceOf(tokensOf(n))), 0);
+            EXPECT_EQ(publish(rig, sequenceOf(tokensOf(n))), (n - 1) / p * p);
+            EXPECT_EQ(hit(rig, sequenceOf(tokensOf(n + 1))), n / p * p);
+            ASSERT_EQ(rig->metrics().pools[0].active, 0U);
+        }
+        EXPECT_THROW(publish(rig, sequenceOf(tokensOf(12 * p + 1))), std::runtime_error) << "longer than a row";
+        EXPECT_THROW(publish(rig, sequenceOf({})), std::runtime_error);
+        rig->manager().checkInvariants();
+    }
+}
+
+TEST(FieldReports, ForksOfOnePromptShareItAndNothingElse) {  // n > 1 samples
+    Rig rig(Kind::kVanilla, pagesOf(4));
+    auto admitted = prefill(*rig, admissionOf({tokensOf(10), tokensOf(10), tokensOf(10), tokensOf(10)}));
+    std::vector<int32_t> const samples{100, 101, 102, 100};  // the last one like the first
+    for (int32_t committed = 11; committed <= 17; ++committed) {
+        ASSERT_EQ(rig->prepareDecodeStep(admitted.request), Status::kOk);
+        std::vector<ContextCacheSequenceAdvance> advances;
+        for (auto const& token : samples) {
+            advances.push_back({&token, 1, committed});
+        }
+        std::vector<int32_t> const done = committed == 17 ? std::vector<int32_t>{3, 1, 0, 2} : std::vector<int32_t>{};
+        rig->completeDecodeStep(admitted.request, advances, done);
+    }
+    rig->finish(admitted.request);
+    for (int32_t const sample : {100, 101, 102}) {
+        auto tokens = tokensOf(10);
+        tokens.push_back(7);
+        tokens.insert(tokens.end(), 7, sample);
+        EXPECT_EQ(hit(rig, sequenceOf(tokens)), 16);
+    }
+    EXPECT_EQ(rig->manager().records().size(), 4U) << "the prompt, and three ends";
+    EXPECT_EQ(rig.freePages(), 64U - 2 - 3 * 2) << "two blocks shared, two of each end";
+}
+
+TEST(FieldReports, APreemptedRequestResumesFromWhatItComputed) {
+    Rig rig(Kind::kVanilla, pagesOf(4));
+    auto tokens = tokensOf(8);
+    tokens.push_back(7);
+    auto admitted = prefill(*rig, admissionOf({tokensOf(8)}));
+    for (int32_t committed = 9; committed <= 13; ++committed) {
+        tokens.push_back(50 + committed);
+        ASSERT_EQ(rig->prepareDecodeStep(admitted.request), Status::kOk);
+        rig->completeDecodeStep(admitted.request, Advances({committed}, 50 + committed).list,
+                                committed == 13 ? std::vector<int32_t>{0} : std::vector<int32_t>{});
+    }
+    rig->finish(admitted.request);
+    EXPECT_EQ(begin(*rig, admissionOf({tokens})).prefillStarts[0], 12) << "and preempted again at once";
+    EXPECT_EQ(hit(rig, sequenceOf(tokens)), 12);
+    EXPECT_EQ(rig->metrics().pools[0].active, 0U);
+}
+
+TEST(FieldReports, TwinsPublishOneSnapshotAndBothMayResumeFromIt) {
+    for (Kind const kind : {Kind::kHybrid, Kind::kPureRecurrent}) {
+        for (int32_t const n : {8, 9}) {
+            Rig rig(kind);
+            serve(*rig, {tokensOf(n), tokensOf(n), tokensOf(n)});
+            EXPECT_EQ(rig->metrics().existingPublications, 2U);
+            EXPECT_EQ(rig.freePages(CacheResourceType::kRecurrentSnapshot), 7U);
+            int32_t const slot = rig->manager().records().at(0).recurrentSlot;
+            auto twins = begin(*rig, admissionOf({tokensOf(n + 2), tokensOf(n + 3)}));
+            EXPECT_EQ(twins.prefillStarts, (std::vector<int32_t>{n, n}));
+            EXPECT_EQ(rig->manager().pools().activeReferences(CacheResourceType::kRecurrentSnapshot, slot), 2);
+            flush(*rig);  // what is to be restored stays
+            rig->preparePrefill(twins.request);
+            rig->enqueuePrefillCaptures(twins.request);
+            rig->finalizePrefillPublication(twins.request, Advances({n + 2, n + 3}).list);
+            rig->finish(twins.request);
+            EXPECT_EQ(rig->metrics().hybridRestores, 2U);
+            EXPECT_EQ(rig.freePages(CacheResourceType::kRecurrentSnapshot), 8U) << "from before the flush: not kept";
+            rig->manager().checkInvariants();
+        }
+    }
+}
+
+/// A request of 9 tokens and one decoded, with a flush before its step number `at`.
+void flushedWalk(Rig& rig, bool eagle, int at) {
+    auto admission = admissionOf({tokensOf(9)});
+    admission.executionMode = eagle ? ContextCacheExecutionMode::kEagle : ContextCacheExecutionMode::kVanilla;
+    std::vector<int32_t> const common{9};
+    auto const* const lengths = eagle ? &common : nullptr;
+    auto admitted = begin(*rig, admission);
+    auto& r = admitted.request;
+    std::vector<std::function<void()>> const steps{
+        [&] { rig->preparePrefill(r); },
+        [&] { rig->enqueuePrefillCaptures(r); },
+        [&] { rig->finalizePrefillPublication(r, Advances({9}).list, lengths); },
+        [&] { rig->prepareDecodeStep(r); },
+        [&] { rig->completeDecodeStep(r, Advances({10}).list, {0}, lengths); },
+        [&] { rig->finish(r); },
+        [] {},
+    };
+    for (int i = 0; i < 7; ++i) {
+        if (i == at) {
+            flush(*rig);
+            rig->manager().checkInvariants();
+        }
+        steps[static_cast<size_t>(i)]();
+    }
+}
+
+TEST(FieldReports, AFlushInEveryPhaseForgetsWhatIsUnderWay) {
+    for (Kind const kind : {Kind::kVanilla, Kind::kHybrid, Kind::kPureRecurrent, Kind::kEagle}) {
+        bool const eagle = kind == Kind::kEagle;
+        auto const mode = eagle                    ? ReusePlanMode::kSpec
+                          : kind == Kind::kVanilla ? ReusePlanMode::kVanilla
+                                                   : ReusePlanMode::kHybrid;
+        for (int at = 0; at < 7; ++at) {
+            Rig rig(kind);
+            flushedWalk(rig, eagle, -1);
+            flushedWalk(rig, eagle, at);  // hits what the first one left
+            EXPECT_TRUE(rig->manager().records().empty()) << "before step " << at;
+            for (auto const& pool : rig->metrics().pools) {
+                EXPECT_EQ(pool.free, pool.capacity);
+            }
+            EXPECT_EQ(rig->manager().lookup(sequenceOf(tokensOf(10)), mode).matchedTokenLength, 0);
+            flushedWalk(rig, eagle, -1);
+            EXPECT_GT(rig->manager().lookup(sequenceOf(tokensOf(10)), mode).matchedTokenLength, 0) << "as ever";
+        }
+    }
 }
 
 }  // namespace

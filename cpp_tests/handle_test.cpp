@@ -219,31 +219,92 @@ TEST(HandleTest, C107_ShutdownWithALiveRequest) {
     EXPECT_EQ(serve(*rig, {tokensOf(4)}), std::vector<int32_t>{0}) << "it closes nothing";
 }
 
-// A fault of the runtime's own cache manager passes through, and the request ends cleanly.
-TEST(HandleTest, FaultsOfTheCacheManagerPassThrough) {
-    for (std::string const call : {"reset", "compact", "batch"}) {
-        Rig rig;
-        rig.base.failOn = call;
-        std::vector<int32_t> store(4);
-        Tensor mapping(store.data(), DataType::kInt32, 4);
-        auto admitted = begin(*rig, admissionOf({tokensOf(4, 1), tokensOf(4, 2)}));
-        auto& r = admitted.request;
-        if (call == "reset") {
-            EXPECT_THROW(rig->preparePrefill(r), std::runtime_error);
-        } else {
-            rig->preparePrefill(r);
-            rig->finalizePrefillPublication(r, Advances({4, 4}).list);
-            rig->beginBatchCompaction(r, {0, -1}, 1, mapping);
-            EXPECT_THROW(rig->compactBatch(r), std::runtime_error);
-        }
-        EXPECT_TRUE(r.valid());
-        rig.base.failOn.clear();
-        EXPECT_THROW(rig->prepareDecodeStep(r), std::runtime_error) << "only the end is legal";
-        EXPECT_EQ(rig->finish(r), Status::kOk);
-        EXPECT_GE(rig.synchronizer.calls, 1);
-        EXPECT_EQ(rig->metrics().pools[0].active, 0U);
-        rig->manager().checkInvariants();
+/// Brings a request of two to where the faulty callback is, which throws.
+void runInto(Rig& rig, HostCache& faulty, std::string const& callback, Handle& r, bool eagle) {
+    std::vector<int32_t> const common{6, 6};
+    std::vector<int32_t> store(4);
+    Tensor mapping(store.data(), DataType::kInt32, 4);
+    faulty.failOn = callback;
+    if (callback == "reset") {
+        EXPECT_THROW(rig->preparePrefill(r), std::runtime_error);
+    } else {
+        rig->preparePrefill(r);
+        rig->enqueuePrefillCaptures(r);
+        rig->finalizePrefillPublication(r, Advances({6, 6}).list, eagle ? &common : nullptr);
+        ASSERT_EQ(rig->beginBatchCompaction(r, {-1, 0}, 1, mapping), Status::kOk);
+        EXPECT_THROW(rig->compactBatch(r), std::runtime_error);
     }
+    faulty.failOn.clear();
+    EXPECT_EQ(inspect(r).sequences.size(), 2U) << "nobody was retired";
+    EXPECT_TRUE(inspect(r).deviceWorkPending);
+    EXPECT_THROW(rig->prepareDecodeStep(r), std::runtime_error) << "only the end is legal";
+    EXPECT_THROW(rig->compactBatch(r), std::runtime_error);
+}
+
+// A fault of the runtime's own cache manager, of either model, passes through; the request
+// ends cleanly, finished or dropped, and the next one is served as if nothing had been.
+TEST(HandleTest, FaultsOfTheCacheManagerPassThrough) {
+    for (Kind const kind : {Kind::kVanilla, Kind::kHybrid, Kind::kPureRecurrent, Kind::kEagle}) {
+        bool const eagle = kind == Kind::kEagle;
+        for (int which = 0; which < (eagle ? 12 : 6); ++which) {
+            SCOPED_TRACE(which);
+            Rig rig(kind);
+            auto admission = admissionOf({tokensOf(6, 1), tokensOf(6, 2)});
+            admission.executionMode = eagle ? ContextCacheExecutionMode::kEagle : ContextCacheExecutionMode::kVanilla;
+            std::string const callbacks[] = {"reset", "compact", "batch"};
+            int calls = 0;
+            {
+                auto admitted = begin(*rig, admission);
+                runInto(rig, which < 6 ? rig.base : *rig.draft, callbacks[which % 3], admitted.request, eagle);
+                calls = rig.synchronizer.calls;
+                if (which % 6 < 3) {
+                    EXPECT_EQ(rig->finish(admitted.request), Status::kOk);
+                }
+            }
+            EXPECT_EQ(rig.synchronizer.calls, calls + 1) << "drained once";
+            for (auto const& pool : rig->metrics().pools) {
+                EXPECT_EQ(pool.active, 0U);
+            }
+            rig->manager().checkInvariants();
+            auto next = begin(*rig, admission);
+            EXPECT_EQ(rig->preparePrefill(next.request), Status::kOk);
+            auto const& lease = inspect(next.request).sequences[0].lease;
+            for (size_t i = 0; i < lease.basePages().size(); ++i) {
+                EXPECT_EQ(rig.table.devicePointer()[i], lease.basePages()[i]) << "the device has the row";
+            }
+            rig->finish(next.request);
+        }
+    }
+}
+
+// From inside a callback everything may be asked, and nothing done: a step is under way.
+TEST(HandleTest, CallbacksMayAskButNotAct) {
+    Rig rig;
+    ContextCachePhysicalResources const resources{rig.base, rig.table};
+    rig.coordinator.reset();
+    int calls = 0;
+    ContextCacheCoordinator* c = nullptr;
+    Handle* request = nullptr;
+    rig.coordinator = std::make_unique<ContextCacheCoordinator>(
+        rig.config, rig.deployment, Kind::kVanilla, resources, kStream, [&](cudaStream_t stream) {
+            ++calls;
+            EXPECT_EQ(stream, kStream);
+            EXPECT_EQ(c->metrics().activeRequests, 1U);
+            EXPECT_EQ(inspect(*request).sequences.size(), 1U);
+            c->manager().checkInvariants();
+            EXPECT_THROW(c->beginRequest(admissionOf({tokensOf(3)}), kStream), std::runtime_error);
+            EXPECT_THROW(c->prepareDecodeStep(*request), std::runtime_error);
+            EXPECT_THROW(c->finish(*request), std::runtime_error);
+            EXPECT_NE(c->shutdown(), Status::kOk);
+            return cudaSuccess;
+        });
+    c = rig.coordinator.get();
+    auto admitted = begin(*c, admissionOf({tokensOf(5)}));
+    request = &admitted.request;
+    c->preparePrefill(*request);
+    EXPECT_EQ(c->finish(*request), Status::kOk);
+    EXPECT_EQ(calls, 1);
+    EXPECT_EQ(c->metrics().activeRequests, 0U);
 }
 
 }  // namespace

@@ -112,4 +112,26 @@ TEST(PageTableOwnership, ACoordinatorsTableIsNotChangedUnderItsRequests) {
         << "one coordinator for each table";
 }
 
+// Against its contract a runtime lets the table go first: its coordinator works on.
+TEST(PageTableOwnership, ATableThatGoesFirstIsKeptForItsCoordinator) {
+    HostCacheShape const shape;
+    HostCache cache(shape);
+    ContextCacheConfig config;
+    config.enabled = config.hostMemory = true;
+    config.tokensPerPage = shape.tokensPerPage;
+    DeploymentConfig deployment;
+    deployment.base.maxBatchSize = shape.maxBatch;
+    auto table = std::make_unique<KVPageTable>(shape.maxBatch, shape.width, shape.pages, true);
+    ContextCacheCoordinator coordinator(config, deployment, ContextCacheDeploymentKind::kVanilla,
+                                        ContextCachePhysicalResources{cache, *table}, kStream);
+    auto admitted = prefill(coordinator, admissionOf({tokensOf(5)}));
+    table.reset();
+    for (int32_t committed = 6; committed < 12; ++committed) {
+        ASSERT_EQ(coordinator.prepareDecodeStep(admitted.request), ContextCacheCoordinatorStatus::kOk);
+        coordinator.completeDecodeStep(admitted.request, Advances({committed}).list, {});
+    }
+    coordinator.finish(admitted.request);
+    EXPECT_EQ(serve(coordinator, {tokensOf(5)}), std::vector<int32_t>{4});
+}
+
 }  // namespace
