@@ -23,7 +23,8 @@ import (
 //
 // Deferred rows cross with their step and then wait in the row store like those of
 // a host step. Materialize needs them on the host in any case; kept on the device as
-// well they would take memory from the model and cross a second time.
+// well they would take memory from the model and cross a second time. (The whole
+// reasoning, and why no row goes straight to the mirror, is in docs/architecture.md.)
 
 const (
 	pageAlign    = 256 // of a key's rows on a page: what device copies like

@@ -36,8 +36,9 @@ class PrefixCacheConfig:
     num_blocks: int
     # Tokens of a block: the scheduler's, or slots will not match.
     block_size: int
-    # Cap on bytes that were saved and are not in the cache yet. Lower saves memory
-    # and makes deferred keys write earlier; a single larger step is still admitted.
+    # Cap on bytes that were saved and are not in the cache yet: host memory, since no
+    # row waits on a device. Lower saves memory and makes deferred keys write earlier;
+    # a single larger step is still admitted.
     gpu_staging_bytes: int = 512 << 20
     # Steps that may be saved and not yet consumed. One more save waits.
     staging_depth: int = 4
@@ -45,7 +46,7 @@ class PrefixCacheConfig:
     staging_capacity_tokens: int = 1024
     # Bound of every wait, in seconds. 0 or less: do not wait.
     staging_claim_timeout_s: float = 30.0
-    # Piece of the device copy of a deferred key.
+    # Largest single copy of deferred rows to their slots.
     copy_chunk_bytes: int = 16 << 20
     # Memory of all keys together that is made present before rows need it, in the
     # background: the first row in fresh memory costs some hundred microseconds.
