@@ -11,7 +11,7 @@ import (
 // a stretch of 64 MiB it asks for when it gets there, so it is quickest in order.
 type Scan struct {
 	m      *Memory
-	lo, hi int64 // the stretch
+	lo, hi int64  // the stretch
 	vec    []byte // for each page of it, from mincore
 }
 
