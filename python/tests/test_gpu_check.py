@@ -87,7 +87,7 @@ def test_the_figures_can_be_taken(simulated):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert all(r["ok"] for r in rows if r["kind"] == "check")
-    assert sum(r["kind"] == "figure" for r in rows) == 14
+    assert sum(r["kind"] == "figure" for r in rows) == 15
 
 
 # ------------------------------------------------------- what it makes of sections
