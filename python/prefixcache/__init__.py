@@ -6,6 +6,12 @@ Modules are imported one by one, so that a host pays for what it uses:
     drop-in for vLLM-Omni's ``OmniPrefixCacheManager`` (needs torch).
 ``prefixcache.context``
     prefix reuse for paged KV caches and recurrent state: coordinator and manager.
+``prefixcache.metrics``
+    what both caches count, as Prometheus text.
+``prefixcache.vllm_omni``
+    the plug-in that puts the drop-in into a vLLM-Omni server (needs vllm-omni).
+``prefixcache.replay``, ``prefixcache.doctor``
+    the commands: replay a trace and check every row; look at a machine.
 
 Importing this package loads neither the native library nor torch. The library is
 loaded by the first cache that is created; see :mod:`prefixcache._ffi`.
