@@ -18,6 +18,10 @@ var crowd = struct {
 	callers, own, most int
 }{callers: processors}
 
+// ownPerCPU bounds our part: a process with hundreds of caches gains nothing from as
+// many processors, and the collector would start a quarter as many workers.
+const ownPerCPU = 4
+
 // OwnThreads says that n threads of ours begin to run beside the host's, or, with a
 // negative n, that they have ended.
 func OwnThreads(n int) {
@@ -40,7 +44,7 @@ func ReserveCallers(n int) {
 }
 
 func admitCrowd() {
-	if want := crowd.callers + crowd.most; want > runtime.GOMAXPROCS(0) {
+	if want := crowd.callers + min(crowd.most, ownPerCPU*processors); want > runtime.GOMAXPROCS(0) {
 		runtime.GOMAXPROCS(want)
 	}
 }

@@ -27,5 +27,10 @@ func TestThereIsAProcessorForEveryThread(t *testing.T) {
 	if n := runtime.GOMAXPROCS(0); n < callers+5 {
 		t.Errorf("%d processors for %d callers and 3 threads of ours", n, callers+2)
 	}
-	OwnThreads(-3)
+	before = runtime.GOMAXPROCS(0)
+	OwnThreads(1000)
+	if n := runtime.GOMAXPROCS(0); n > before+ownPerCPU*processors {
+		t.Errorf("%d processors for a thousand threads", n)
+	}
+	OwnThreads(-1003)
 }
