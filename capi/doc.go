@@ -11,6 +11,7 @@
 // Files: shim.c and context_shim.c hold the public symbols; handles.go the
 // handle table; args.go the checks of pointers and lengths; errors.go error
 // text and panic recovery; log.go and log_events.go the lines of the log;
+// memory_plan.go and memory_limit.go what caches may come to hold, and may have;
 // metrics.go, metrics_table.go and metrics_text.go the Prometheus page; buffers.go
 // the result arena; omni*.go, manager*.go, table.go and context*.go one export per
 // function of the header: the object itself, its steps or leases, its queries.
