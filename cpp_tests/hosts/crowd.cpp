@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <thread>
 
@@ -19,7 +21,10 @@ using Clock = std::chrono::steady_clock;
 
 /// Objects that some threads use while others destroy them and put new ones in place.
 struct Targets {
-    std::atomic<pc_handle> manager{0}, omni{0}, table{0};
+    std::atomic<pc_handle> manager{0}, omni{0}, table{0}, context{0};
+
+    std::mutex mutex;
+    std::map<pc_handle, pc_handle> tables;  // of the coordinators
 };
 
 pc_handle newManager() {
@@ -47,6 +52,34 @@ pc_handle newTable() {
     pc_handle h = 0;
     must(api(), api().table_create(&o, &h), "table_create");
     return h;
+}
+
+pc_handle newContext(Targets& t) {
+    pc_handle const table = newTable();
+    auto o = sized<pc_context_options>();
+    o.flags = PC_HOST_MEMORY;
+    o.tokens_per_page = 4;
+    o.max_batch = 4;
+    o.base.table = table;
+    o.base.num_pages = 16;
+    o.base.max_batch = 4;
+    o.base.capacity_tokens = 16;
+    pc_handle h = 0;
+    must(api(), api().context_create(&o, &h), "context_create");
+    std::lock_guard<std::mutex> lock(t.mutex);
+    t.tables[h] = table;
+    return h;
+}
+void destroyContext(Targets& t, pc_handle h) {
+    pc_handle const name = h;
+    pc_status st = PC_ERROR_BUSY;
+    while (st == PC_ERROR_BUSY) {  // somebody has a request
+        st = api().context_destroy(&h);
+    }
+    must(api(), st, "context_destroy");
+    std::lock_guard<std::mutex> lock(t.mutex);
+    must(api(), api().table_destroy(&t.tables[name]), "table_destroy");
+    t.tables.erase(name);
 }
 
 /// What a call on an object that somebody else may just have destroyed can return.
@@ -131,6 +164,25 @@ void useTable(pc_handle h, int i) {
     fair(api().table_get_row(h, slot, row), "table_get_row");
 }
 
+/// Whoever got a request has it until it ends, whoever wants to destroy the coordinator.
+void useContext(pc_handle h, int i) {
+    auto const p = Context::prompt(i % 5);
+    int64_t const cuts[] = {0, 9};
+    auto a = sized<pc_admission>();
+    a.num_sequences = 1;
+    a.tokens = p.data();
+    a.token_offsets = cuts;
+    pc_sequence_start start{};
+    pc_handle request = 0;
+    pc_status const st = api().context_begin(h, &a, &start, &request);
+    fair(st, "context_begin");
+    if (st == PC_OK) {
+        must(api(), api().context_abandon(h, request, 1), "context_abandon");
+    }
+    auto metrics = sized<pc_context_metrics>();
+    fair(api().context_get_metrics(h, &metrics), "context_get_metrics");
+}
+
 /// One thread of the crowd: three in four use objects, the fourth replaces them.
 void member(Targets& t, int id, std::atomic<bool> const& stop, std::atomic<uint64_t>& calls) {
     for (int i = id; !stop; ++i, ++calls) {
@@ -141,10 +193,12 @@ void member(Targets& t, int id, std::atomic<bool> const& stop, std::atomic<uint6
             must(api(), api().omni_destroy(&old), "omni_destroy");
             old = t.table.exchange(newTable());
             must(api(), api().table_destroy(&old), "table_destroy");
+            destroyContext(t, t.context.exchange(newContext(t)));
         }
         useManager(t.manager, i);
         useOmni(t.omni, i);
         useTable(t.table, i);
+        useContext(t.context, i);
         void* data = nullptr;
         pc_handle buffer = 0;
         must(api(), api().buffer_acquire(4096, &data, &buffer), "buffer_acquire");
@@ -157,6 +211,7 @@ struct Crowd {
         t.manager = newManager();
         t.omni = newOmni(false);
         t.table = newTable();
+        t.context = newContext(t);
         for (int i = 0; i < n; ++i) {
             threads.emplace_back([this, i] { member(t, i, stop, calls); });
         }
@@ -174,6 +229,7 @@ struct Crowd {
         must(api(), api().omni_destroy(&h), "omni_destroy");
         h = t.table;
         must(api(), api().table_destroy(&h), "table_destroy");
+        destroyContext(t, t.context);
         auto s = sized<pc_buffer_stats>();
         must(api(), api().buffer_get_stats(&s), "buffer_get_stats");
         if (s.in_use_bytes != 0) {
