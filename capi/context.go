@@ -42,16 +42,18 @@ type contextCache struct {
 	pinnedBytes int64 // of pinned, where it is page-locked
 	syncs       sharedWaits
 	log         limiter
+	entry       *entry // of the coordinator's handle
 	told        degradations
 
 	args     admissionArgs
 	advances []coordinator.Advance
 }
 
-func enterContext(h C.pc_handle) (*contextCache, *entry, *status.Error) {
+// enterContext locks the coordinator of a handle, and its tables; leave undoes it.
+func enterContext(h C.pc_handle) (*contextCache, *status.Error) {
 	e, err := handles.enter(handle(h), kindContext, "context")
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	x := e.object.(*contextCache)
 	x.mu.Lock()
@@ -60,14 +62,21 @@ func enterContext(h C.pc_handle) (*contextCache, *entry, *status.Error) {
 			t.mu.Lock()
 		}
 	}
-	return x, e, nil
+	if e.broken.Load() { // by the call that was waited for
+		x.unlock()
+		e.leave()
+		return nil, leftBroken(kindContext, "context")
+	}
+	return x, nil
 }
 
-// leave is deferred after guard, so it runs first.
-func (x *contextCache) leave() {
-	x.active.Store(int64(x.c.Active()))
-	was, is := x.told, x.degradations()
-	x.told = is
+func (x *contextCache) unlock() {
+	was, is := x.told, x.told
+	if !x.entry.broken.Load() { // else nobody knows what core would say
+		x.active.Store(int64(x.c.Active()))
+		is = x.degradations()
+		x.told = is
+	}
 	for _, t := range x.tables {
 		if t != nil {
 			t.mu.Unlock()
@@ -76,6 +85,21 @@ func (x *contextCache) leave() {
 	x.mu.Unlock()
 	if was != is {
 		x.tell(was, is)
+	}
+}
+
+// leave is deferred by every export that enters: unlock and guard in one, as for a manager.
+func (x *contextCache) leave(st *C.pc_status) {
+	r := recover()
+	if x != nil {
+		if r != nil {
+			x.entry.broken.Store(true) // before others come in
+		}
+		x.unlock()
+		x.entry.leave()
+	}
+	if r != nil {
+		caught(st, r) // without the lock: the host's log may call back
 	}
 }
 
@@ -101,6 +125,7 @@ func pcgo_context_create(options *C.pc_context_options, context *C.pc_handle) (s
 	}
 	h, herr := handles.add(kindContext, x)
 	if herr == nil {
+		x.entry = handles.at(h.index())
 		m := newManager(&x.mu, x.c.Manager())
 		m.owned = true
 		if x.manager, herr = m.open(); herr != nil {
@@ -188,15 +213,15 @@ func pcgo_context_destroy(h *C.pc_handle) (st C.pc_status) {
 	if h == nil || *h == 0 {
 		return C.PC_OK
 	}
-	x, e, err := enterContext(*h)
+	x, err := enterContext(*h)
 	if err != nil && err.Code != status.Internal { // one that a panic left unusable can still be let go
 		return fail(err)
 	}
 	if err == nil {
 		cerr := x.c.Close()
 		x.closing = x.closing || cerr == nil // from here on nobody begins (C-108)
-		x.leave()
-		e.leave()
+		x.unlock()
+		x.entry.leave()
 		if cerr != nil {
 			return fail(cerr)
 		}
@@ -217,12 +242,11 @@ func pcgo_context_destroy(h *C.pc_handle) (st C.pc_status) {
 
 //export pcgo_context_manager
 func pcgo_context_manager(h C.pc_handle, manager *C.pc_handle) (st C.pc_status) {
-	x, e, serr := enterContext(h)
-	defer guard(&st, e)
+	x, serr := enterContext(h)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if err := out("manager", manager); err != nil {
 		return fail(err)
 	}
@@ -232,12 +256,11 @@ func pcgo_context_manager(h C.pc_handle, manager *C.pc_handle) (st C.pc_status) 
 
 //export pcgo_context_shutdown
 func pcgo_context_shutdown(h C.pc_handle, drained C.uint32_t) (st C.pc_status) {
-	x, e, serr := enterContext(h)
-	defer guard(&st, e)
+	x, serr := enterContext(h)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if drained > 1 {
 		return failNew(status.InvalidArgument, "drained: %d, expected 0 or 1", uint32(drained))
 	}
@@ -246,14 +269,14 @@ func pcgo_context_shutdown(h C.pc_handle, drained C.uint32_t) (st C.pc_status) {
 
 //export pcgo_context_synchronize
 func pcgo_context_synchronize(h C.pc_handle) (st C.pc_status) {
-	x, e, serr := enterContext(h)
-	defer guard(&st, e)
+	x, serr := enterContext(h)
 	if serr != nil {
 		return fail(serr)
 	}
+	defer guard(&st, x.entry)
 	// The wait may be long: others may look meanwhile. The handle stays held.
 	dev, stream := x.dev, x.stream
-	x.leave()
+	x.unlock()
 	began := gpu.Now()
 	err := dev.Drain(stream)
 	x.syncs.add(gpu.Now() - began)

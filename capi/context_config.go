@@ -93,12 +93,11 @@ func (x *contextCache) resources(name string, r *C.pc_cache_resources, model int
 	if r.table == 0 {
 		return res, nil
 	}
-	t, e, serr := enterTable(r.table)
+	t, serr := enterTable(r.table)
 	if serr != nil {
 		return res, serr
 	}
-	defer e.leave()
-	defer t.mu.Unlock()
+	defer t.unlock()
 	if t.user != nil || t.closing {
 		return res, status.New(status.Busy, "options.%s.table: another coordinator uses it, expected one table for each", name)
 	}

@@ -21,12 +21,11 @@ func flag(b bool) C.uint32_t {
 
 //export pcgo_context_get_request
 func pcgo_context_get_request(ctx, request C.pc_handle, info *C.pc_request_info) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if err := out("info", info); err != nil {
 		return fail(err)
 	}
@@ -46,12 +45,11 @@ func pcgo_context_get_request(ctx, request C.pc_handle, info *C.pc_request_info)
 
 //export pcgo_context_get_sequence
 func pcgo_context_get_sequence(ctx, request C.pc_handle, index C.uint32_t, info *C.pc_sequence_info) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if err := out("info", info); err != nil {
 		return fail(err)
 	}
@@ -74,12 +72,11 @@ func pcgo_context_get_sequence(ctx, request C.pc_handle, index C.uint32_t, info 
 
 //export pcgo_context_sequence_pages
 func pcgo_context_sequence_pages(ctx, request C.pc_handle, index, model C.uint32_t, first C.uint64_t, pages *C.int32_t, space C.uint64_t, num *C.uint64_t) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	s, err := x.c.Sequence(coordinator.Handle(request), int(index))
 	if err != nil {
 		return fail(err)
@@ -90,12 +87,11 @@ func pcgo_context_sequence_pages(ctx, request C.pc_handle, index, model C.uint32
 
 //export pcgo_context_sequence_tokens
 func pcgo_context_sequence_tokens(ctx, request C.pc_handle, index C.uint32_t, first C.uint64_t, tokens *C.int32_t, space C.uint64_t, num *C.uint64_t) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if err := out("num_tokens", num); err != nil {
 		return fail(err)
 	}
@@ -116,12 +112,11 @@ func pcgo_context_sequence_tokens(ctx, request C.pc_handle, index C.uint32_t, fi
 
 //export pcgo_context_get_metrics
 func pcgo_context_get_metrics(ctx C.pc_handle, metrics *C.pc_context_metrics) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if err := out("metrics", metrics); err != nil {
 		return fail(err)
 	}

@@ -16,12 +16,11 @@ import (
 
 //export pcgo_context_begin
 func pcgo_context_begin(ctx C.pc_handle, admission *C.pc_admission, starts *C.pc_sequence_start, request *C.pc_handle) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if x.closing {
 		return failNew(status.BadHandle, "context: %#x is being destroyed", uint64(ctx))
 	}
@@ -62,12 +61,11 @@ func pcgo_context_begin(ctx C.pc_handle, admission *C.pc_admission, starts *C.pc
 
 // plainStep is a step that takes nothing but the request.
 func plainStep(ctx, request C.pc_handle, work *C.pc_work, step func(*coordinator.Coordinator, coordinator.Handle, []coordinator.Command) (int, error)) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if err := checkWork(work); err != nil {
 		return fail(err)
 	}
@@ -136,12 +134,11 @@ func (x *contextCache) advance(a *C.pc_advance, decode bool) (common, publishabl
 
 //export pcgo_context_finalize_prefill
 func pcgo_context_finalize_prefill(ctx, request C.pc_handle, a *C.pc_advance, work *C.pc_work) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if err := checkWork(work); err != nil {
 		return fail(err)
 	}
@@ -156,12 +153,11 @@ func pcgo_context_finalize_prefill(ctx, request C.pc_handle, a *C.pc_advance, wo
 
 //export pcgo_context_prepare_decode
 func pcgo_context_prepare_decode(ctx, request C.pc_handle, base, draft C.int32_t, work *C.pc_work) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if err := checkWork(work); err != nil {
 		return fail(err)
 	}
@@ -172,12 +168,11 @@ func pcgo_context_prepare_decode(ctx, request C.pc_handle, base, draft C.int32_t
 
 //export pcgo_context_complete_decode
 func pcgo_context_complete_decode(ctx, request C.pc_handle, a *C.pc_advance, work *C.pc_work) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if err := checkWork(work); err != nil {
 		return fail(err)
 	}
@@ -193,12 +188,11 @@ func pcgo_context_complete_decode(ctx, request C.pc_handle, a *C.pc_advance, wor
 
 //export pcgo_context_begin_compaction
 func pcgo_context_begin_compaction(ctx, request C.pc_handle, oldToNew *C.int32_t, count C.uint64_t, newBatch C.int32_t, deviceMapping C.uint64_t, work *C.pc_work) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if err := checkWork(work); err != nil {
 		return fail(err)
 	}
@@ -221,12 +215,11 @@ func pcgo_context_compact(ctx, request C.pc_handle, work *C.pc_work) C.pc_status
 
 //export pcgo_context_move_slots
 func pcgo_context_move_slots(ctx C.pc_handle, model C.uint32_t, oldToNew *C.int32_t, count, lengths C.uint64_t) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if _, err := pagePool(model); err != nil {
 		return fail(err)
 	}
@@ -256,12 +249,11 @@ func pcgo_context_finish(ctx, request C.pc_handle, work *C.pc_work) C.pc_status 
 
 //export pcgo_context_abandon
 func pcgo_context_abandon(ctx, request C.pc_handle, drained C.uint32_t) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if drained > 1 {
 		return failNew(status.InvalidArgument, "drained: %d, expected 0 or 1", uint32(drained))
 	}

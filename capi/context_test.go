@@ -14,10 +14,11 @@ func asked[C, A, S, H, R any](func(C, *A, *S, *H) R) (admission *A, starts *S, r
 	return new(A), new(S), new(H)
 }
 
+const hostMemory = 4 // PC_HOST_MEMORY: a test file cannot name C's constants
+
 // A request that begins while its coordinator is being destroyed is refused, or keeps it:
 // between the look for live requests and the end of the handle there is room for a call.
 func TestC108_NobodyBeginsInADestroyedCoordinator(t *testing.T) {
-	const hostMemory = 4 // PC_HOST_MEMORY: a test file cannot name C's constants
 	to, table := made(pcgo_table_create)
 	sized(to)
 	to.flags, to.max_batch, to.row_width, to.num_pages = hostMemory, 1, 4, 4

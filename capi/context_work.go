@@ -132,12 +132,11 @@ func (x *contextCache) handOut(h coordinator.Handle, work *C.pc_work) {
 
 //export pcgo_context_report
 func pcgo_context_report(ctx, request C.pc_handle, outcome C.uint32_t, work *C.pc_work) (st C.pc_status) {
-	x, e, serr := enterContext(ctx)
-	defer guard(&st, e)
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer x.leave()
 	if err := checkWork(work); err != nil {
 		return fail(err)
 	}

@@ -86,14 +86,14 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 		}
 		p.omni(&stats)
 	case kindContext:
-		x, e, err := enterContext(s.cache)
+		x, err := enterContext(s.cache)
 		if err != nil {
 			return err
 		}
 		m := manager{mu: &x.mu, m: x.c.Manager()}
 		metrics, stats, tenants := x.metrics(), m.stats(), slices.Collect(m.m.Tenants())
-		x.leave()
-		e.leave()
+		x.unlock()
+		x.entry.leave()
 		if err := p.begin(i, "context", labels); err != nil {
 			return err
 		}

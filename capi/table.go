@@ -34,6 +34,7 @@ type pageTable struct {
 	user     *contextCache // the coordinator that uses it, nil for none
 	closing  bool          // destroy has begun
 	most     memoryPlan
+	entry    *entry // of the table's handle
 }
 
 // openDevice picks what carries out device work.
@@ -95,6 +96,7 @@ func pcgo_table_create(options *C.pc_table_options, table *C.pc_handle) (st C.pc
 		t.close()
 		return fail(herr)
 	}
+	t.entry = handles.at(h.index())
 	tellMemory(&t.most, t.mostBytes(), "page table", "lower max_batch or row_width")
 	*table = C.pc_handle(h)
 	return C.PC_OK
@@ -200,26 +202,48 @@ func (t *pageTable) settle() error {
 	return nil
 }
 
-func enterTable(h C.pc_handle) (*pageTable, *entry, *status.Error) {
+func enterTable(h C.pc_handle) (*pageTable, *status.Error) {
 	e, err := handles.enter(handle(h), kindTable, "table")
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	t := e.object.(*pageTable)
 	t.mu.Lock()
-	return t, e, nil
+	if e.broken.Load() { // by the call that was waited for
+		t.unlock()
+		return nil, leftBroken(kindTable, "table")
+	}
+	return t, nil
+}
+
+func (t *pageTable) unlock() {
+	t.mu.Unlock()
+	t.entry.leave()
+}
+
+// leave is deferred by every export that enters: unlock and guard in one, as for a manager.
+func (t *pageTable) leave(st *C.pc_status) {
+	r := recover()
+	if t != nil {
+		if r != nil {
+			t.entry.broken.Store(true) // before others come in
+		}
+		t.unlock()
+	}
+	if r != nil {
+		caught(st, r) // without the lock: the host's log may call back
+	}
 }
 
 // enterTableChange is enterTable for calls that change rows: not under the feet
 // of a coordinator's requests.
-func enterTableChange(h C.pc_handle) (*pageTable, *entry, *status.Error) {
-	t, e, err := enterTable(h)
+func enterTableChange(h C.pc_handle) (*pageTable, *status.Error) {
+	t, err := enterTable(h)
 	if err == nil && t.user != nil && t.user.active.Load() > 0 {
-		t.mu.Unlock()
-		e.leave()
-		return nil, nil, status.New(status.Busy, "table: the coordinator that uses it has live requests")
+		t.unlock()
+		return nil, status.New(status.Busy, "table: the coordinator that uses it has live requests")
 	}
-	return t, e, err
+	return t, err
 }
 
 //export pcgo_table_destroy
@@ -231,15 +255,14 @@ func pcgo_table_destroy(h *C.pc_handle) (st C.pc_status) {
 	if h == nil || *h == 0 {
 		return C.PC_OK
 	}
-	t, e, err := enterTable(*h)
+	t, err := enterTable(*h)
 	if err != nil && err.Code != status.Internal { // one that a panic left unusable can still be let go
 		return fail(err)
 	}
 	if err == nil {
 		busy := t.user != nil
 		t.closing = t.closing || !busy // from here on no coordinator takes it
-		t.mu.Unlock()
-		e.leave()
+		t.unlock()
 		if busy {
 			return failNew(status.Busy, "table: a coordinator uses it, expected it to be destroyed first")
 		}
@@ -256,23 +279,21 @@ func pcgo_table_destroy(h *C.pc_handle) (st C.pc_status) {
 
 //export pcgo_table_set_identity
 func pcgo_table_set_identity(h C.pc_handle) (st C.pc_status) {
-	t, e, serr := enterTableChange(h)
-	defer guard(&st, e)
+	t, serr := enterTableChange(h)
+	defer t.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer t.mu.Unlock()
 	return fail(t.t.SetIdentity())
 }
 
 //export pcgo_table_set_rows
 func pcgo_table_set_rows(h C.pc_handle, slots *C.int32_t, numRows C.uint64_t, pages *C.int32_t, cuts *C.int64_t) (st C.pc_status) {
-	t, e, serr := enterTableChange(h)
-	defer guard(&st, e)
+	t, serr := enterTableChange(h)
+	defer t.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer t.mu.Unlock()
 	s, serr := slice[int32]("slots", unsafe.Pointer(slots), numRows)
 	if serr != nil {
 		return fail(serr)
@@ -300,12 +321,11 @@ func pcgo_table_set_rows(h C.pc_handle, slots *C.int32_t, numRows C.uint64_t, pa
 
 //export pcgo_table_compact_rows
 func pcgo_table_compact_rows(h C.pc_handle, oldToNew *C.int32_t, count C.uint64_t, newBatch C.int32_t) (st C.pc_status) {
-	t, e, serr := enterTableChange(h)
-	defer guard(&st, e)
+	t, serr := enterTableChange(h)
+	defer t.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer t.mu.Unlock()
 	m, serr := slice[int32]("old_to_new", unsafe.Pointer(oldToNew), count)
 	if serr != nil {
 		return fail(serr)
@@ -315,12 +335,11 @@ func pcgo_table_compact_rows(h C.pc_handle, oldToNew *C.int32_t, count C.uint64_
 
 //export pcgo_table_upload
 func pcgo_table_upload(h C.pc_handle, stream C.uint64_t, uploaded *C.uint32_t) (st C.pc_status) {
-	t, e, serr := enterTableChange(h)
-	defer guard(&st, e)
+	t, serr := enterTableChange(h)
+	defer t.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer t.mu.Unlock()
 	if err := aligned("uploaded", uploaded); err != nil {
 		return fail(err)
 	}
@@ -355,12 +374,11 @@ func streamOn(dev gpu.Device, stream C.uint64_t) gpu.Stream {
 
 //export pcgo_table_get_row
 func pcgo_table_get_row(h C.pc_handle, slot C.int32_t, row *C.int32_t) (st C.pc_status) {
-	t, e, serr := enterTable(h)
-	defer guard(&st, e)
+	t, serr := enterTable(h)
+	defer t.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer t.mu.Unlock()
 	if err := out("row", row); err != nil {
 		return fail(err)
 	}
@@ -373,12 +391,11 @@ func pcgo_table_get_row(h C.pc_handle, slot C.int32_t, row *C.int32_t) (st C.pc_
 
 //export pcgo_table_get_info
 func pcgo_table_get_info(h C.pc_handle, info *C.pc_table_info) (st C.pc_status) {
-	t, e, serr := enterTable(h)
-	defer guard(&st, e)
+	t, serr := enterTable(h)
+	defer t.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer t.mu.Unlock()
 	if err := out("info", info); err != nil {
 		return fail(err)
 	}
@@ -401,11 +418,10 @@ func pcgo_table_get_info(h C.pc_handle, info *C.pc_table_info) (st C.pc_status) 
 
 //export pcgo_table_check
 func pcgo_table_check(h C.pc_handle) (st C.pc_status) {
-	t, e, serr := enterTable(h)
-	defer guard(&st, e)
+	t, serr := enterTable(h)
+	defer t.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	defer t.mu.Unlock()
 	return fail(t.t.CheckInvariants())
 }
