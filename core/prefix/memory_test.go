@@ -85,7 +85,8 @@ func TestTheCheckMakesNoTokensPresent(t *testing.T) {
 	if err := m.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if got := m.content.slab.Memory().Resident(); got != before {
+	// The system may make huge pages of small ones meanwhile.
+	if got := m.content.slab.Memory().Resident(); got > before+8<<20 {
 		t.Errorf("%d bytes are present after a check, %d before", got, before)
 	}
 	m.content.words[9999<<10] = 7
