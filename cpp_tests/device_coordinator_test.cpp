@@ -9,6 +9,7 @@
 #include <prefixcache/metrics.hpp>
 
 #include <array>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -388,13 +389,19 @@ class Runtime {
     bool faults = false;
 };
 
+/// Orders of work that a test goes through; GPU_SEEDS sets it for a longer run.
+uint64_t seeds(uint64_t usual) {
+    char const* wanted = std::getenv("GPU_SEEDS");
+    return wanted ? std::strtoull(wanted, nullptr, 10) : usual;
+}
+
 struct DeviceCoordinator : testing::Test {
     DeviceCoordinator() { useThisDriver(); }
 };
 
 TEST_F(DeviceCoordinator, LateAndOutOfOrderWorkReusesNothingWrong) {
     int64_t reused = 0;
-    for (uint64_t seed = 0; seed < 60 && !HasFailure(); ++seed) {
+    for (uint64_t seed = 0, end = seeds(600); seed < end && !HasFailure(); ++seed) {
         SCOPED_TRACE(seed);
         {
             Runtime runtime(seed);
@@ -419,7 +426,7 @@ TEST_F(DeviceCoordinator, LateAndOutOfOrderWorkReusesNothingWrong) {
 TEST_F(DeviceCoordinator, EveryFailureOfTheDriverIsSurvived) {
     int hit = 0;
     int poisoned = 0;
-    for (uint64_t seed = 0; seed < 120 && !HasFailure(); ++seed) {
+    for (uint64_t seed = 0, end = seeds(400); seed < end && !HasFailure(); ++seed) {
         SCOPED_TRACE(seed);
         {
             Runtime runtime(seed);

@@ -14,6 +14,8 @@ run() { # name, command...
     "$@" >build/soak.log 2>&1 || { cat build/soak.log; echo "soak: $name failed in round $round; CONTRIBUTING.md says how to run one seed again" >&2; exit 1; }
 }
 mkdir -p build
+run "build of the coordinator's test" bash -c \
+    'cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=Release && cmake --build build/cpp --target device_coordinator_test'
 while :; do
     round=$((round + 1))
     run "both under the simulator, seeds from $((round * 1000000))" \
@@ -23,8 +25,10 @@ while :; do
     run "coordinator against its model" go test ./core/coordinator -count=1 -timeout 0 -run Machine -machine-steps $((100000 * round))
     run "omni cache against its model, $((100 * round)) traces a mode" \
         env OMNI_TRACES=$((100 * round)) go test ./core/omni -count=1 -timeout 0 -run TestTraceAgainstModel
-    run "both on the simulated driver, $((2000 * round)) orders" \
+    run "omni cache on the simulated driver, $((2000 * round)) orders" \
         env GPU_SEEDS=$((2000 * round)) go test ./gpu/... ./capi -count=1 -timeout 0
+    run "coordinator on the simulated driver, $((2000 * round)) orders" \
+        env GPU_SEEDS=$((2000 * round)) PREFIXCACHE_LIBRARY="$PWD/build/libprefixcache.so" build/cpp/cpp_tests/device_coordinator_test
     run "context cache from Python, seed $round" \
         env PYTHONPATH=python PREFIXCACHE_RANDOM_SEED="$round" PREFIXCACHE_RANDOM_STEPS=$((2000 * round)) \
         "$PYTHON" -m pytest -q -p no:cacheprovider python/tests/test_context_random.py
