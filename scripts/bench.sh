@@ -10,4 +10,7 @@ echo "== context cache, through the C interface =="
 PREFIXCACHE_LIBRARY=$PWD/build/libprefixcache.so build/bench_context --check ${TRACE:+--trace "$TRACE"} || status=1
 echo "== row kernels =="
 go test ./core/rows -run '^$' -bench . -benchtime 0.2s || status=1
+echo "== rows on a device, on the simulated driver: the library's part of a save; from a step's landing to its rows =="
+eval "$(make -s cuda-env)"
+go test ./capi -run '^$' -bench 'Device(Save|Completion)' -benchtime 1000x || status=1
 exit $status
