@@ -31,33 +31,11 @@ func pcgo_digest_sequence(sequence *C.pc_sequence, tokensPerPage C.int32_t, dige
 	if p < 1 || len(blocks) != len(req.Tokens)/p {
 		return failNew(status.InvalidArgument, "tokens_per_page and num_digests: %d and %d, expected at least 1 and one digest for each full block of %d tokens", p, len(blocks), len(req.Tokens))
 	}
-	part := func(from, to int) ([]int32, []prefix.Hash128) {
-		if req.Media == nil {
-			return req.Tokens[from:to], nil
-		}
-		return req.Tokens[from:to], req.Media[from:to]
+	all, err := prefix.Digests(blocks, req.Tokens, req.Media, req.Extras, p)
+	if err == nil && prefixDigest != nil {
+		*prefixDigest = C.pc_hash128{high: C.uint64_t(all.Hi), low: C.uint64_t(all.Lo)}
 	}
-	parent := prefix.ChainRoot
-	for i := range blocks {
-		tokens, media := part(i*p, (i+1)*p)
-		var err error
-		if parent, err = prefix.BlockDigest(parent, tokens, media, req.Extras); err != nil {
-			return fail(err)
-		}
-		blocks[i] = parent
-	}
-	if prefixDigest == nil {
-		return C.PC_OK
-	}
-	if tail := len(blocks) * p; tail < len(req.Tokens) {
-		tokens, media := part(tail, len(req.Tokens))
-		var err error
-		if parent, err = prefix.BlockDigest(parent, tokens, media, req.Extras); err != nil {
-			return fail(err)
-		}
-	}
-	*prefixDigest = C.pc_hash128{high: C.uint64_t(parent.Hi), low: C.uint64_t(parent.Lo)}
-	return C.PC_OK
+	return fail(err)
 }
 
 //export pcgo_digest_bytes

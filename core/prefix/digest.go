@@ -44,25 +44,39 @@ func OpaqueIdentity(data []byte) Hash128 {
 	return cut(sum)
 }
 
-// BlockDigest names a block and everything before it. media is nil or has one
-// entry for each token.
-func BlockDigest(parent Hash128, tokens []int32, media []Hash128, extras *Extras) (Hash128, error) {
-	if media != nil && len(media) != len(tokens) {
+// Digests names the full blocks of a sequence into chain, which has one entry for each:
+// every block with all that is before it. It returns the digest of the whole sequence,
+// partial tail included (C-9): without a tail the last of the chain, without a token
+// ChainRoot (C-13). media is nil or has one entry for each token (C-10); extras apply to
+// every block (C-11).
+func Digests(chain []Hash128, tokens []int32, media []Hash128, extras *Extras, pageTokens int) (Hash128, error) {
+	switch {
+	case pageTokens <= 0:
+		return Hash128{}, status.New(status.InvalidArgument, "page tokens is %d, expected > 0", pageTokens)
+	case len(chain) != len(tokens)/pageTokens:
+		return Hash128{}, status.New(status.InvalidArgument, "chain has %d entries, expected one for each full block of %d tokens", len(chain), len(tokens))
+	case media != nil && len(media) != len(tokens):
 		return Hash128{}, status.New(status.InvalidArgument, "media has %d entries, expected one for each of %d tokens", len(media), len(tokens))
 	}
-	d := digester{}
-	return d.block(parent, tokens, media, extras), nil
+	d, parent, name := digester{}, ChainRoot, encodeExtras(nil, extras)
+	for lo := 0; lo < len(tokens); lo += pageTokens {
+		hi := min(lo+pageTokens, len(tokens))
+		var part []Hash128
+		if media != nil {
+			part = media[lo:hi]
+		}
+		parent = d.block(parent, tokens[lo:hi], part, name)
+		if i := lo / pageTokens; i < len(chain) {
+			chain[i] = parent
+		}
+	}
+	return parent, nil
 }
 
 // digester keeps its buffer between blocks of a chain.
-type digester struct{ buf, extras []byte }
+type digester struct{ buf []byte }
 
-func (d *digester) block(parent Hash128, tokens []int32, media []Hash128, extras *Extras) Hash128 {
-	d.extras = encodeExtras(d.extras[:0], extras)
-	return d.encoded(parent, tokens, media, d.extras)
-}
-
-func (d *digester) encoded(parent Hash128, tokens []int32, media []Hash128, extras []byte) Hash128 {
+func (d *digester) block(parent Hash128, tokens []int32, media []Hash128, extras []byte) Hash128 {
 	le := binary.LittleEndian
 	b := append(d.buf[:0], domainBlock)
 	b = le.AppendUint64(le.AppendUint64(b, parent.Hi), parent.Lo)
@@ -89,84 +103,4 @@ func (d *digester) encoded(parent Hash128, tokens []int32, media []Hash128, extr
 	b = append(b, extras...)
 	d.buf = b
 	return cut(sha256.Sum256(b))
-}
-
-// FullBlockChain returns the digests of the full blocks of a prompt, one for
-// each; the tail is ignored (C-9). extras is nil or has one
-// entry for each full block; media is nil or has one entry for each token (C-10).
-func FullBlockChain(tokens []int32, pageTokens int, extras []Extras, media []Hash128) ([]Hash128, error) {
-	chain, _, err := digestPrefix(tokens, pageTokens, extras, media, false)
-	return chain, err
-}
-
-// ExactPrefix returns the digest of the whole prompt, its partial last block
-// included. For an aligned prompt it equals the last digest of the chain, for an
-// empty one ChainRoot (C-13). extras is nil or has one entry for each touched block.
-func ExactPrefix(tokens []int32, pageTokens int, extras []Extras, media []Hash128) (Hash128, error) {
-	_, last, err := digestPrefix(tokens, pageTokens, extras, media, true)
-	return last, err
-}
-
-func digestPrefix(tokens []int32, pageTokens int, extras []Extras, media []Hash128, tail bool) ([]Hash128, Hash128, error) {
-	if pageTokens <= 0 {
-		return nil, Hash128{}, status.New(status.InvalidArgument, "page tokens is %d, expected > 0", pageTokens)
-	}
-	if media != nil && len(media) != len(tokens) {
-		return nil, Hash128{}, status.New(status.InvalidArgument, "media has %d entries, expected one for each of %d tokens", len(media), len(tokens))
-	}
-	blocks := len(tokens) / pageTokens
-	if tail {
-		blocks = (len(tokens) + pageTokens - 1) / pageTokens
-	}
-	if extras != nil && len(extras) != blocks {
-		return nil, Hash128{}, status.New(status.InvalidArgument, "extras has %d entries, expected none or one for each of %d blocks", len(extras), blocks)
-	}
-	d, parent, out := digester{}, ChainRoot, make([]Hash128, 0, blocks)
-	for i := range blocks {
-		lo, hi := i*pageTokens, min((i+1)*pageTokens, len(tokens))
-		var e *Extras
-		if extras != nil {
-			e = &extras[i]
-		}
-		var digests []Hash128
-		if media != nil {
-			digests = media[lo:hi]
-		}
-		parent = d.block(parent, tokens[lo:hi], digests, e)
-		out = append(out, parent)
-	}
-	return out, parent, nil
-}
-
-// RecordDigests appends the chain of a record's path: one digest for each full
-// block, as FullBlockChain would give for its tokens, and one more for the tail of
-// a checkpoint that is not aligned (C-13). On the keys level these are the
-// caller's own keys. Computed now, from the content, for whoever asks.
-func (m *Manager) RecordDigests(id RecordID, out []Hash128) ([]Hash128, error) {
-	i := m.recordByID(id)
-	if i < 0 {
-		return out, status.New(status.NotFound, "record %d is not resident", id)
-	}
-	r := &m.records[i]
-	cells := make([]int32, r.at, r.at+1)
-	m.fillCells(r.node, r.at, cells)
-	if r.tail >= 0 {
-		cells = append(cells, r.tail)
-	}
-	extras := []byte(m.realms[m.nodes[r.node].realm].name)[1:] // behind the attention byte
-	d, parent := digester{}, ChainRoot
-	for at, c := range cells {
-		words, media := m.content.cell(c), m.content.digests(c)
-		if m.cfg.Identity == Keys {
-			parent = keyOf(words)
-		} else {
-			if at == int(r.at) { // the tail fills a part of its cell
-				n := int(r.exact) % m.cfg.PageTokens
-				words, media = words[:n], media[:min(n, len(media))]
-			}
-			parent = d.encoded(parent, words, media, extras)
-		}
-		out = append(out, parent)
-	}
-	return out, nil
 }

@@ -6,15 +6,6 @@ import (
 	"libprefixcache/core/status"
 )
 
-func preview(h *host, d Demand, last RecordID) EvictionPlan {
-	h.Helper()
-	p, err := h.PreviewEviction(d, last)
-	if err != nil {
-		h.Fatal(err)
-	}
-	return p
-}
-
 func TestC40_WhatFitsEvictsNothing(t *testing.T) {
 	h := newHost(t, Config{PageTokens: 4, BasePages: 6})
 	h.run(AcquireRequest{Tokens: tokens(1, 8)})
@@ -84,8 +75,13 @@ func TestC43_PlanningNeverModifiesAndChecksItsArguments(t *testing.T) {
 	h := newHost(t, Config{PageTokens: 4, BasePages: 6})
 	h.run(AcquireRequest{Tokens: tokens(1, 16)})
 	before := h.state()
-	preview(h, Demand{6}, 1)
+	plan(t, h, AcquireRequest{Tokens: tokens(2, 24)}) // of 6 pages, with one record of 4
+	wantEqual(t, "feasible", h.Feasible(Demand{6}), true)
+	wantEqual(t, "feasible beyond the capacity", h.Feasible(Demand{7}), false)
+	wantEqual(t, "feasible, negative", h.Feasible(Demand{0, -1}), false)
+	h.refused(status.InvalidArgument, "media of another length", func() error {
+		_, err := h.Plan(&AcquireRequest{Tokens: tokens(2, 4), Media: make([]Hash128, 3)})
+		return err
+	})
 	wantEqual(t, "state", h.state(), before)
-	h.refused(status.InvalidArgument, "negative demand", func() error { _, err := h.PreviewEviction(Demand{0, -1}, 0); return err })
-	h.refused(status.NotFound, "unknown override", func() error { _, err := h.PreviewEviction(Demand{1}, 7); return err })
 }

@@ -226,3 +226,27 @@ func wantSlice[T comparable](t testing.TB, what string, got, want []T) {
 		t.Errorf("%s is not the expected one (-want +got):\n%s", what, diff)
 	}
 }
+
+// recordTokens is the words of a record's path: its tokens with 0 at media positions,
+// including the tail of a checkpoint; on the keys level the keys, four words each.
+func (h *host) recordTokens(id RecordID) (out []int32) {
+	h.Helper()
+	i := h.recordByID(id)
+	if i < 0 {
+		h.Fatalf("record %d is not resident", id)
+	}
+	r := &h.records[i]
+	cells := make([]int32, r.at)
+	h.fillCells(r.node, r.at, cells)
+	for _, c := range cells {
+		out = append(out, h.content.cell(c)...)
+	}
+	if r.tail >= 0 {
+		n := h.content.width
+		if h.cfg.Identity == Tokens {
+			n = int(r.exact) % h.cfg.PageTokens
+		}
+		out = append(out, h.content.cell(r.tail)[:n]...)
+	}
+	return out
+}

@@ -10,11 +10,19 @@ var d1, d2 = Hash128{1, 2}, Hash128{3, 4}
 
 func digest(t testing.TB, parent Hash128, tok []int32, media []Hash128, e *Extras) Hash128 {
 	t.Helper()
-	d, err := BlockDigest(parent, tok, media, e)
+	var d digester
+	return d.block(parent, tok, media, encodeExtras(nil, e))
+}
+
+// chainOf is the digests of the full blocks, and that of the whole sequence.
+func chainOf(t testing.TB, tok []int32, page int, media []Hash128) ([]Hash128, Hash128) {
+	t.Helper()
+	chain := make([]Hash128, len(tok)/page)
+	all, err := Digests(chain, tok, media, nil, page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return d
+	return chain, all
 }
 
 // distinct checks that all values differ.
@@ -40,16 +48,10 @@ func TestC01_EqualInputsGiveEqualDigestsOnEveryHost(t *testing.T) {
 }
 
 func TestC02_ParentChangesThisBlockAndAllBelow(t *testing.T) {
-	a, err := FullBlockChain(tokens(1, 12), 4, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a, _ := chainOf(t, tokens(1, 12), 4, nil)
 	tok := tokens(1, 12)
 	tok[0]++
-	b, err := FullBlockChain(tok, 4, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b, _ := chainOf(t, tok, 4, nil)
 	for i := range a {
 		if a[i] == b[i] {
 			t.Errorf("block %d has the same digest under another parent", i)
@@ -138,20 +140,20 @@ func TestC07_ZeroMediaDigestMeansTheToken(t *testing.T) {
 
 func TestC08_MediaOfAnotherLengthIsRefused(t *testing.T) { // a slice cannot be null with a count; this is what is left of the rule
 	for _, n := range []int{0, 3, 5} {
-		if _, err := BlockDigest(ChainRoot, tokens(1, 4), make([]Hash128, n), nil); status.CodeOf(err) != status.InvalidArgument {
+		if _, err := Digests(make([]Hash128, 1), tokens(1, 4), make([]Hash128, n), nil, 4); status.CodeOf(err) != status.InvalidArgument {
 			t.Errorf("%d media entries for 4 tokens: %v", n, err)
 		}
 	}
-	if _, err := BlockDigest(ChainRoot, nil, nil, nil); err != nil {
+	if _, err := Digests(nil, nil, nil, nil, 4); err != nil {
 		t.Errorf("no tokens at all: %v", err)
 	}
 }
 
 func TestC09_ChainNeverCoversAPartialTail(t *testing.T) {
 	tok := tokens(1, 11)
-	a, _ := FullBlockChain(tok, 4, nil, nil)
+	a, _ := chainOf(t, tok, 4, nil)
 	tok[8], tok[10] = tok[8]+1, tok[10]+1
-	b, _ := FullBlockChain(tok, 4, nil, nil)
+	b, _ := chainOf(t, tok, 4, nil)
 	wantSlice(t, "chain", b, a)
 	wantEqual(t, "length", len(a), 2)
 	h := newHost(t, Config{PageTokens: 4})
@@ -163,20 +165,16 @@ func TestC09_ChainNeverCoversAPartialTail(t *testing.T) {
 func TestC10_MediaArrayOfTheChainHasOneEntryPerToken(t *testing.T) {
 	tok, media := tokens(1, 8), make([]Hash128, 8)
 	media[5] = d1
-	with, err := FullBlockChain(tok, 4, nil, media)
-	if err != nil {
-		t.Fatal(err)
-	}
-	plain, _ := FullBlockChain(tok, 4, nil, nil)
+	with, _ := chainOf(t, tok, 4, media)
+	plain, _ := chainOf(t, tok, 4, nil)
 	if with[0] != plain[0] || with[1] == plain[1] {
 		t.Error("each block must see its own slice of the media array")
 	}
 	for name, f := range map[string]func() error{
-		"7 media entries":     func() error { _, err := FullBlockChain(tok, 4, nil, media[:7]); return err },
-		"page 0":              func() error { _, err := FullBlockChain(tok, 0, nil, nil); return err },
-		"1 extras, 2 blocks":  func() error { _, err := FullBlockChain(tok, 4, make([]Extras, 1), nil); return err },
-		"exact: page -1":      func() error { _, err := ExactPrefix(tok, -1, nil, nil); return err },
-		"exact: 2 of 3 extra": func() error { _, err := ExactPrefix(tokens(1, 9), 4, make([]Extras, 2), nil); return err },
+		"7 media entries": func() error { _, err := Digests(plain, tok, media[:7], nil, 4); return err },
+		"page 0":          func() error { _, err := Digests(plain, tok, nil, nil, 0); return err },
+		"page -1":         func() error { _, err := Digests(plain, tok, nil, nil, -1); return err },
+		"1 of 2 blocks":   func() error { _, err := Digests(plain[:1], tok, nil, nil, 4); return err },
 	} {
 		if err := f(); status.CodeOf(err) != status.InvalidArgument {
 			t.Errorf("%s: %v", name, err)
@@ -209,12 +207,11 @@ func TestC12_GeneratedTokensAreIdentityLikePromptTokens(t *testing.T) {
 
 func TestC13_LookupAndPublicationAgreeOnExactLengths(t *testing.T) {
 	tok := tokens(1, 11)
-	chain, _ := FullBlockChain(tok, 4, nil, nil)
-	aligned, _ := ExactPrefix(tok[:8], 4, nil, nil)
+	chain, tail := chainOf(t, tok, 4, nil)
+	_, aligned := chainOf(t, tok[:8], 4, nil)
 	wantEqual(t, "exact digest of 8 tokens", aligned, chain[1])
-	empty, _ := ExactPrefix(nil, 4, nil, nil)
+	_, empty := chainOf(t, nil, 4, nil)
 	wantEqual(t, "exact digest of nothing", empty, ChainRoot)
-	tail, _ := ExactPrefix(tok, 4, nil, nil)
 	wantEqual(t, "exact digest of 11 tokens", tail, digest(t, chain[1], tok[8:], nil, nil))
 
 	for length := 1; length <= 10; length++ { // every remainder
@@ -243,32 +240,6 @@ func TestC14_PositionsBeyondThePromptAreText(t *testing.T) {
 	wantEqual(t, "hit with text behind the media", h.hit(AcquireRequest{Tokens: append(tok, 1), Media: append(media, Hash128{})}), 12)
 	media[8] = d1
 	wantEqual(t, "hit with media there", h.hit(AcquireRequest{Tokens: append(tok, 1), Media: append(media, Hash128{})}), 8)
-}
-
-func TestC13_ARecordsDigestsAreThoseOfItsTokens(t *testing.T) {
-	h := newHost(t, Config{PageTokens: 4, RecurrentSlots: 2, PartialSlots: 2})
-	tok, media := tokens(1, 11), make([]Hash128, 11)
-	media[2], media[3], media[9] = d1, d1, d2
-	e := Extras{Adapter: Adapter{true, d1, 3}, Spans: []MediaSpan{{d1, d2, 3, 4, 5}}}
-	id, _ := h.acquire(AcquireRequest{Mode: Hybrid, Tokens: tok, Media: media, Extras: &e})
-	for _, n := range []int{10, 8} {
-		r := h.checkpoint(id, n)
-		got, err := h.RecordDigests(r.Record, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		want, _ := FullBlockChain(tok, 4, []Extras{e, e}, media)
-		exact, _ := ExactPrefix(tok[:n], 4, []Extras{e, e, e}[:(n+3)/4], media[:n])
-		wantSlice(t, "digests of the full blocks", got[:2], want)
-		wantEqual(t, "digest of the checkpoint", got[len(got)-1], exact)
-	}
-	k := newHost(t, Config{PageTokens: 4, Identity: Keys})
-	y, _ := k.acquire(AcquireRequest{TokenCount: 9, Keys: []Hash128{d1, d2}})
-	if _, err := k.PublishKeys(y, 2, nil, 8); err != nil {
-		t.Fatal(err)
-	}
-	got, _ := k.RecordDigests(1, nil)
-	wantSlice(t, "keys", got, []Hash128{d1, d2})
 }
 
 func TestOpaqueIdentity_LengthAndTrailingZerosMatter(t *testing.T) {

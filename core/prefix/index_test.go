@@ -63,9 +63,7 @@ func TestC25_LookupsHaveNoEffect(t *testing.T) {
 		if _, err := h.Record(1); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := h.PreviewEviction(Demand{60}, 0); err != nil {
-			t.Fatal(err)
-		}
+		h.Feasible(Demand{60})
 	}
 	wantEqual(t, "state", h.state(), before)
 	wantEqual(t, "counters", h.Counters(), counters)

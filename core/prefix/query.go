@@ -152,30 +152,6 @@ func (m *Manager) fillCells(id, at int32, out []int32) {
 	}
 }
 
-// RecordTokens appends the words of a record's path: its tokens with 0 at media
-// positions, including the tail of a checkpoint; on the keys level the keys, four
-// words each.
-func (m *Manager) RecordTokens(id RecordID, out []int32) ([]int32, error) {
-	i := m.recordByID(id)
-	if i < 0 {
-		return out, status.New(status.NotFound, "record %d is not resident", id)
-	}
-	r := &m.records[i]
-	m.scratch = append(m.scratch[:0], make([]int32, r.at)...)
-	m.fillCells(r.node, r.at, m.scratch)
-	for _, c := range m.scratch {
-		out = append(out, m.content.cell(c)...)
-	}
-	if r.tail >= 0 {
-		n := m.content.width
-		if m.cfg.Identity == Tokens {
-			n = int(r.exact) % m.cfg.PageTokens
-		}
-		out = append(out, m.content.cell(r.tail)[:n]...)
-	}
-	return out, nil
-}
-
 // Lookup appends the base pages of the longest cached prefix of a request and
 // returns its length in blocks (C-24), whatever the request's mode would reuse.
 func (m *Manager) Lookup(req *AcquireRequest, out []int32) (int, []int32, error) {

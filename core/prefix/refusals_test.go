@@ -22,12 +22,8 @@ func TestWhatDoesNotExistIsRefused(t *testing.T) {
 	}{
 		"record":           {status.NotFound, func() error { _, err := h.Record(none); return err }},
 		"pages of one":     {status.NotFound, func() error { _, err := h.RecordPages(none, BasePages, nil); return err }},
-		"tokens of one":    {status.NotFound, func() error { _, err := h.RecordTokens(none, nil); return err }},
-		"digests of one":   {status.NotFound, func() error { _, err := h.RecordDigests(none, nil); return err }},
 		"eviction of one":  {status.NotFound, func() error { return h.EvictRecord(none) }},
-		"preview of one":   {status.NotFound, func() error { _, err := h.PreviewEviction(Demand{}, none); return err }},
 		"pool":             {status.InvalidArgument, func() error { _, err := h.RecordPages(1, RecurrentSlots, nil); return err }},
-		"negative demand":  {status.InvalidArgument, func() error { _, err := h.PreviewEviction(Demand{-1}, 0); return err }},
 		"lease":            {status.BadHandle, func() error { _, err := h.Lease(lease + 99); return err }},
 		"history of one":   {status.BadHandle, func() error { return h.History(lease+99, 0, nil) }},
 		"length of one":    {status.BadHandle, func() error { _, err := h.HistoryLength(lease + 99); return err }},

@@ -1,41 +1,30 @@
 package prefix
 
-import "libprefixcache/core/status"
-
-// EvictionPlan is what a demand would cost.
-type EvictionPlan struct {
+// evictionPlan is what a demand would cost.
+type evictionPlan struct {
 	Feasible  bool
 	Victims   []RecordID // in order; empty when the demand fits now or never
 	Reclaimed Demand     // what the victims would give back
 }
 
-// PreviewEviction simulates C-40..C-43 literally: it walks records from the next
-// victim on, last (0 = none) at the very end, and stops at the shortest prefix
-// whose resources cover the demand in all four pools at once (C-40 to C-42).
-// Nothing changes (C-43). It is for people and tests and counts every page;
-// Acquire and Grow come to the same answer without a simulation. With
-// Config.ShortenVictims a victim may only be shortened.
-func (m *Manager) PreviewEviction(d Demand, last RecordID) (EvictionPlan, error) {
-	var p EvictionPlan
-	for pool, n := range d {
-		if n < 0 {
-			return p, status.New(status.InvalidArgument, "demand of %s slots is %d, expected >= 0", Resource(pool), n)
-		}
-	}
-	spare := int32(-1)
+// preview simulates C-40 to C-42 literally: it walks records from the next victim on, last
+// (0 = none) at the very end, and stops at the shortest prefix whose resources cover the
+// demand in all four pools at once. It counts every page; Acquire and Grow have to come to
+// the same answer without. With Config.ShortenVictims a victim may only be shortened.
+func preview(h *host, d Demand, last RecordID) evictionPlan {
+	h.Helper()
+	m, p, spare := h.Manager, evictionPlan{}, int32(-1)
 	if last != 0 {
-		if spare = m.recordByID(last); spare < 0 {
-			return p, status.New(status.NotFound, "record %d is not resident", last)
-		}
+		spare = m.recordByID(last)
 	}
 	if p.Feasible = m.fitsNow(&d); p.Feasible || !m.Feasible(d) {
-		return p, nil
+		return p
 	}
 	var active, cache [resourceCount][]int32
 	for pool := range resourceCount {
 		active[pool], cache[pool] = make([]int32, m.Capacity(pool)), make([]int32, m.Capacity(pool))
 		if err := m.References(pool, active[pool], cache[pool]); err != nil {
-			return p, err
+			h.Fatal(err)
 		}
 	}
 	release := func(pool Resource, slots ...int32) {
@@ -68,9 +57,9 @@ func (m *Manager) PreviewEviction(d Demand, last RecordID) (EvictionPlan, error)
 	for i := m.order.First(); i >= 0; i = m.order.After(i) {
 		if i != spare && victim(i) {
 			p.Feasible = true
-			return p, nil
+			return p
 		}
 	}
 	p.Feasible = spare >= 0 && victim(spare)
-	return p, nil
+	return p
 }
