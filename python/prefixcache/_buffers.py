@@ -19,6 +19,9 @@ from prefixcache import _ffi
 # Below this, torch's allocator has warm memory and the wrapping costs more.
 ARENA_BYTES = 1 << 20
 
+# Said wherever a tensor is made: the default may be another device, whose addresses are none for the library.
+HOST = torch.device("cpu")
+
 _PyBUF_WRITE = 0x200
 _Pair = ctypes.c_uint64 * 2  # the address and the handle of a buffer
 
@@ -41,7 +44,7 @@ _memory_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 def allocate(library: _ffi.Library, shape: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
     """An uninitialised contiguous tensor of ``shape``; ``nbytes`` is its size."""
     if nbytes < ARENA_BYTES:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=HOST)
     out = _Pair()
     at = ctypes.addressof(out)
     status = library.buffer_acquire(nbytes, at, at + 8)

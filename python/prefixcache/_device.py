@@ -81,7 +81,7 @@ class DeviceRows:
         return len(self.shape)
 
     def element_size(self) -> int:
-        return torch.empty(0, dtype=self.dtype).element_size()
+        return torch.empty(0, dtype=self.dtype, device="cpu").element_size()
 
     def locate(self, name: str, row_bytes: int) -> tuple[int, int]:
         """(address, bytes between rows). Raises PrefixCacheArgumentError when a row has gaps."""

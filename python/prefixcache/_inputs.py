@@ -132,9 +132,9 @@ def _slot_tensor(slots: Any) -> torch.Tensor:
     """Slots that are no tensor: an array of any integers and strides, on a device too, or a sequence."""
     try:
         if hasattr(slots, "__cuda_array_interface__"):
-            return torch.as_tensor(slots)
+            return torch.as_tensor(slots, device="cuda")
         if not hasattr(slots, "__array__"):
-            return torch.tensor([index(slot) for slot in slots], dtype=torch.int64)
+            return torch.tensor([index(slot) for slot in slots], dtype=torch.int64, device="cpu")
         import numpy as np  # whoever has an array has it
 
         values = np.asarray(slots)

@@ -31,7 +31,7 @@ class Landing:
         frozen = tensor.detach().clone(memory_format=torch.contiguous_format)
         side.wait_stream(cuda.current_stream(device))
         with cuda.stream(side):
-            host = torch.empty(frozen.shape, dtype=frozen.dtype, pin_memory=frozen.is_cuda)
+            host = torch.empty(frozen.shape, dtype=frozen.dtype, device="cpu", pin_memory=frozen.is_cuda)
             host.copy_(frozen, non_blocking=True)
             done = cuda.Event()
             done.record(side)

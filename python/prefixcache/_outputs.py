@@ -13,7 +13,7 @@ import torch
 
 from prefixcache import _ffi
 from prefixcache._batch import RowPlan
-from prefixcache._buffers import ARENA_BYTES, allocate
+from prefixcache._buffers import ARENA_BYTES, HOST, allocate
 from prefixcache._cache import ADDRESS_WORD, ROWS_WORDS, TARGET_WORD, OmniCache
 from prefixcache._config import HIDDEN_KEY, ModelCachePolicy
 from prefixcache._device import DeviceRows, current_stream, device_rows, stream_of
@@ -203,7 +203,7 @@ class Repeat:
                     or (lazy and (value.is_neg() or value.is_conj()))
                 ):
                     return None
-                buffer = torch.empty(target, dtype=dtype)
+                buffer = torch.empty(target, dtype=dtype, device=HOST)
                 words[at + ADDRESS_WORD] = value.data_ptr()
                 words[at + TARGET_WORD] = buffer.data_ptr()
                 at += ROWS_WORDS

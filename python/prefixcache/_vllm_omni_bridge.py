@@ -90,7 +90,7 @@ class _LayoutView:
         return self.req_ids
 
     def step_slots_cpu(self, req_ids: list[str], num_scheduled_tokens: dict[str, int]) -> torch.Tensor:
-        return self.slots if self.slots is not None else torch.empty(0, dtype=torch.int64)
+        return self.slots if self.slots is not None else torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def _adapter_manager(errors: HostErrors, adapter: Any) -> type:

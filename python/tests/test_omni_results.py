@@ -96,6 +96,32 @@ def test_changed_results_leave_the_cache_alone(host: Host) -> None:
             t.zero_()
 
 
+@pytest.fixture
+def default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after torch.set_default_device("cuda"), which torch has from 2.0 on: tensors go elsewhere."""
+    for name in ("empty", "tensor"):
+        make = getattr(torch, name)
+
+        def elsewhere(*args: Any, device: Any = "meta", make: Any = make, **more: Any) -> torch.Tensor:
+            return make(*args, device=device, **more)
+
+        monkeypatch.setattr(torch, name, elsewhere)
+
+
+@pytest.mark.parametrize("width", [6, WIDE])
+def test_results_are_in_host_memory_whatever_the_default_device(host: Host, default_device: None, width: int) -> None:
+    """A result buffer on a device would be written through its address, as host memory."""
+    for i, name in enumerate("AB"):
+        host.arrive(name, [i])
+    host.view.step_slots_cpu = lambda ids, counts: [0, 1, 4, 5]
+    for _ in range(2):  # the second is like the first, which goes another way
+        host.begin({"A": 2, "B": 2})
+        step = host.save({"left": torch.ones(3, device="cpu")}, hidden=torch.ones(4, width, device="cpu"))
+        out = host.read(step, "B", "A")
+        assert {t.device.type for t in tensors(out)} == {"cpu"}
+        assert torch.equal(out.hidden_states["A"], torch.ones(2, width))
+
+
 @pytest.mark.parametrize("again", [lambda out: pickle.loads(pickle.dumps(out)), copy.deepcopy], ids=["pickle", "copy"])
 @pytest.mark.parametrize("width", [6, WIDE])
 def test_results_can_be_sent_and_copied(host: Host, again: Any, width: int) -> None:
