@@ -98,6 +98,42 @@ TEST(View, C25_LookupChangesNothing) {
     EXPECT_FALSE(before.empty());
 }
 
+// What a sequence found when it was admitted is what a lookup found right before.
+TEST(View, AdmissionsSayWhatTheLookupSaid) {
+    for (Kind const kind : {Kind::kVanilla, Kind::kHybrid, Kind::kPureRecurrent, Kind::kEagle}) {
+        bool const eagle = kind == Kind::kEagle;
+        auto const mode = eagle                    ? ReusePlanMode::kSpec
+                          : kind == Kind::kVanilla ? ReusePlanMode::kVanilla
+                                                   : ReusePlanMode::kHybrid;
+        Rig rig(kind);
+        for (int32_t const n : {9, 3, 9, 10, 13, 8, 21}) {
+            SCOPED_TRACE(n);
+            auto admission = admissionOf({tokensOf(n)});
+            admission.sequences[0].perPositionMediaHash.resize(static_cast<size_t>(n));
+            std::fill_n(admission.sequences[0].perPositionMediaHash.begin() + n / 2, n == 13 ? 6 : 0, Hash128{1, 1});
+            admission.executionMode = eagle ? ContextCacheExecutionMode::kEagle : ContextCacheExecutionMode::kVanilla;
+            auto const want = rig->manager().lookup(admission.sequences[0], mode);
+            auto admitted = begin(*rig, admission);
+            auto const& got = inspect(admitted.request).admissions[0].plan;
+            EXPECT_EQ(got.mode, want.mode);
+            EXPECT_EQ(got.kind, want.kind);
+            EXPECT_EQ(got.replayMode, want.replayMode);
+            EXPECT_EQ(got.reason, want.reason);
+            EXPECT_EQ(got.matchedTokenLength, want.matchedTokenLength);
+            EXPECT_EQ(got.reuseTokenLength, want.reuseTokenLength);
+            EXPECT_EQ(got.boundBasePages, want.boundBasePages);
+            EXPECT_EQ(got.boundDraftPages, want.boundDraftPages);
+            EXPECT_EQ(got.demandBasePages, want.demandBasePages);
+            EXPECT_EQ(got.demandDraftPages, want.demandDraftPages);
+            std::vector<int32_t> const common{n};
+            rig->preparePrefill(admitted.request);
+            rig->enqueuePrefillCaptures(admitted.request);
+            rig->finalizePrefillPublication(admitted.request, Advances({n}).list, eagle ? &common : nullptr);
+            rig->finish(admitted.request);
+        }
+    }
+}
+
 TEST(View, ReasonsSayWhyNotMore) {
     Rig rig;
     auto const reasonOf = [&](ContextCacheSequenceAdmission const& s) { return rig->manager().lookup(s).reason; };

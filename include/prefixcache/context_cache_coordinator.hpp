@@ -235,6 +235,7 @@ class ContextCacheCoordinator {
     ContextCacheCoordinatorStatus complete(RequestHandle::Impl& impl, pc_status status, pc_work& work);
     cudaError_t synchronize(cudaStream_t stream) const;
     uint32_t carryOut(RequestHandle::Impl& impl, pc_work const& work);
+    ReusePlan planOf(pc_sequence_start const& start, ContextCacheExecutionMode execution, size_t tokens) const;
     pc_advance flatten(std::vector<ContextCacheSequenceAdvance> const& advances,
                        std::vector<int32_t> const* commonStateLengths);
     void dropped(RequestHandle::Impl& impl) noexcept;
@@ -246,6 +247,8 @@ class ContextCacheCoordinator {
 
     pc_api const& mApi;
     ContextCachePhysicalResources mResources;
+    ContextCacheDeploymentKind mKind;
+    int32_t mTokensPerPage;
     cudaStream_t mStream;
     StreamSynchronizer mSynchronizer;
     pc_handle mContext;
@@ -333,7 +336,8 @@ struct ContextCacheCoordinator::RequestHandle::Impl {
 
     // An addition.
 
-    /// What each sequence found when it was admitted, and why it was not more.
+    /// What each sequence found when it was admitted, and why it was not more: the plan without
+    /// the record and its snapshots. The leases are in `sequences`.
     std::vector<AcquireSequenceResult> admissions;
     pc_handle handle = 0;
 

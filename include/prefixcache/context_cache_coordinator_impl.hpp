@@ -70,6 +70,8 @@ inline ContextCacheCoordinator::ContextCacheCoordinator(ContextCacheConfig const
                                                         StreamSynchronizer synchronizer)
     : mApi(Library::get(config.libraryPath)),
       mResources(resources),
+      mKind(deploymentKind),
+      mTokensPerPage(config.tokensPerPage),
       mStream(stream),
       mSynchronizer(std::move(synchronizer)),
       mContext(create(mApi, config, deployment, deploymentKind, resources, stream)),
@@ -115,15 +117,42 @@ inline ContextCacheCoordinator::BeginRequestResult ContextCacheCoordinator::begi
         auto& admitted = impl->admissions[i];
         admitted.status = AcquireStatus::kAcquired;
         admitted.forcedCold = starts[i].forced_cold != 0;
-        admitted.plan.kind = static_cast<ReusePlanKind>(starts[i].kind);
-        admitted.plan.reason = static_cast<NoReuseReason>(starts[i].reason);
-        admitted.plan.matchedTokenLength = starts[i].matched;
-        admitted.plan.reuseTokenLength = starts[i].prefill_start;
-        admitted.plan.skippedMediaPositions = starts[i].skipped_media;
+        admitted.plan = planOf(starts[i], admission.executionMode, admission.sequences[i].tokenIds.size());
         prefillStarts[i] = starts[i].prefill_start;
     }
     result.admission.emplace(AdmissionResult{RequestHandle(std::move(impl)), std::move(prefillStarts)});
     return result;
+}
+
+/// The plan of an admitted sequence: a page is bound for each block that is reused, and the
+/// others are its own.
+inline ReusePlan ContextCacheCoordinator::planOf(pc_sequence_start const& start, ContextCacheExecutionMode execution,
+                                                 size_t tokens) const {
+    ReusePlan plan;
+    bool const spec = execution == ContextCacheExecutionMode::kEagle;
+    if (spec) {
+        plan.mode = ReusePlanMode::kSpec;
+    } else if (mKind == ContextCacheDeploymentKind::kHybrid || mKind == ContextCacheDeploymentKind::kPureRecurrent) {
+        plan.mode = ReusePlanMode::kHybrid;
+    }
+    plan.kind = static_cast<ReusePlanKind>(start.kind);
+    plan.reason = static_cast<NoReuseReason>(start.reason);
+    plan.matchedTokenLength = start.matched;
+    plan.reuseTokenLength = start.prefill_start;
+    plan.skippedMediaPositions = start.skipped_media;
+    if (spec && (start.matched > 0 || plan.reason == NoReuseReason::kMediaBoundary)) {
+        plan.replayMode = SpecReplayMode::kFullPage;
+    }
+    if (mKind != ContextCacheDeploymentKind::kPureRecurrent) {
+        auto const page = static_cast<size_t>(mTokensPerPage);
+        plan.boundBasePages = start.prefill_start / mTokensPerPage;
+        plan.demandBasePages = static_cast<int32_t>((tokens + page - 1) / page) - plan.boundBasePages;
+    }
+    if (spec) {
+        plan.boundDraftPages = plan.boundBasePages;
+        plan.demandDraftPages = plan.demandBasePages;
+    }
+    return plan;
 }
 
 // ------------------------------------------------------------------ host's half
