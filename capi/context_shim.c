@@ -1,7 +1,7 @@
 /*
  * The public C functions of the context cache: identity, manager, page table,
- * coordinator. Each checks the fork flag, clears the error text and calls the Go
- * export of the same name; const is dropped because Go exports cannot carry it.
+ * coordinator. Each checks the fork flag, calls the Go export of the same name and
+ * clears the error text after success; const is dropped because Go exports cannot carry it.
  */
 #include "shim.h"
 

@@ -63,7 +63,9 @@ func lockManager(h C.pc_handle, own bool) (*manager, *status.Error) {
 		e.leave()
 		return nil, status.New(status.WrongState, "manager: it belongs to a coordinator, which leases its pages itself; expected one from pc_manager_create")
 	}
-	m.mu.Lock()
+	if !m.mu.TryLock() { // Lock is this, but not placed inline
+		m.mu.await()
+	}
 	if e.broken.Load() { // by the call that was waited for
 		m.unlock()
 		return nil, leftBroken(kindManager, "manager")

@@ -22,9 +22,9 @@
 
 /* Go's other threads do not exist in a child of fork: the first call that needs
  * one would hang. Every call is refused there instead. */
-static atomic_int forked;
+atomic_int pcshim_forked;
 
-static void in_child(void) { atomic_store(&forked, 1); }
+static void in_child(void) { atomic_store(&pcshim_forked, 1); }
 
 /* ---------------------------------------------------------------- error text */
 
@@ -65,16 +65,22 @@ PC_API const char *pc_last_error(void) {
     return e ? e->text : "";
 }
 
-pc_status pcshim_enter(void) {
+void pcshim_clear_error(void) {
     error_text *e = error_key_made ? pthread_getspecific(error_key) : NULL;
     if (e) e->text[0] = 0;
-    if (atomic_load_explicit(&forked, memory_order_relaxed)) {
-        static const char text[] =
-            "the library was loaded before fork() and cannot run in the child: start the process with spawn "
-            "(multiprocessing.set_start_method(\"spawn\")), or load the library after the fork";
-        pcshim_set_error(text, sizeof text - 1);
-        return PC_ERROR_FORKED;
-    }
+}
+
+pc_status pcshim_refuse(void) {
+    static const char text[] =
+        "the library was loaded before fork() and cannot run in the child: start the process with spawn "
+        "(multiprocessing.set_start_method(\"spawn\")), or load the library after the fork";
+    pcshim_set_error(text, sizeof text - 1);
+    return PC_ERROR_FORKED;
+}
+
+pc_status pcshim_enter(void) {
+    if (pcshim_in_child()) return pcshim_refuse();
+    pcshim_clear_error();
     return PC_OK;
 }
 

@@ -13,6 +13,12 @@ func (m *Manager) Publish(id LeaseID, resident int) (PublishResult, error) {
 	if m.cfg.Identity == Keys {
 		return PublishResult{}, status.New(status.Unsupported, "Publish on a cache of keys; use PublishKeys")
 	}
+	if c := min(l.history, resident) / m.cfg.PageTokens; c > 0 && c == int(l.last.blocks) {
+		// What was published last is still there if it has the id, and ends where it did.
+		if r := &m.records[l.last.record]; r.live && r.id == l.last.id && r.at == l.last.blocks {
+			return m.again(l, l.last.record, r.at), nil
+		}
+	}
 	c, err := m.checkPublish(l, l.history, resident)
 	if err != nil {
 		return PublishResult{}, err
@@ -103,12 +109,6 @@ func (m *Manager) publish(l *lease, c int32) PublishResult {
 	if m.realms[l.realm].dead {
 		m.counters.StalePublishes++
 		return PublishResult{Status: Published, Blocks: int(c), Stale: true}
-	}
-	if c == l.last.blocks {
-		// The record is still there if it has the id, and ends where it did.
-		if r := &m.records[l.last.record]; r.live && r.id == l.last.id && r.at == c {
-			return m.again(l, l.last.record, c)
-		}
 	}
 	p, fresh := m.index(l, c)
 	i := int32(-1)
