@@ -60,34 +60,32 @@ func TestKeysAndTokensAreToldApart(t *testing.T) {
 	h := newHost(t, Config{PageTokens: 4, RecurrentSlots: 2, PartialSlots: 2, Identity: Keys})
 	keys := []Hash128{{1, 1}, {2, 2}}
 	lease, _ := h.acquire(AcquireRequest{Mode: Hybrid, Keys: keys, TokenCount: 9})
-	for name, err := range map[string]error{
-		"History": h.History(lease, 0, make([]int32, 1)),
-		"Append":  h.Append(lease, []int32{1}),
-		"PublishHybrid": func() error {
-			_, err := h.PublishHybrid(lease, 8, Reservation{0, -1})
-			return err
-		}(),
-	} {
-		if c := status.CodeOf(err); c != status.WrongState && c != status.Unsupported {
-			t.Errorf("%s on a cache of keys: %v", name, err)
-		}
-	}
 	slots, ok, err := h.Reserve(lease, false)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
+	h.refused(status.WrongState, "History on a cache of keys", func() error { return h.History(lease, 0, make([]int32, 1)) })
+	h.refused(status.Unsupported, "Append on a cache of keys", func() error { return h.Append(lease, []int32{1}) })
+	h.refused(status.Unsupported, "PublishHybrid on a cache of keys", func() error {
+		_, err := h.PublishHybrid(lease, 8, slots)
+		return err
+	})
 	for name, c := range map[string]struct {
-		keys []Hash128
-		at   Checkpoint
+		first int
+		keys  []Hash128
+		at    Checkpoint
 	}{
-		"a block too few":      {keys[:1], Checkpoint{Length: 8, Digest: keys[0]}},
-		"another digest":       {keys, Checkpoint{Length: 8, Digest: Hash128{9, 9}}},
-		"nothing":              {keys, Checkpoint{Length: 0}},
-		"longer than any     ": {keys, Checkpoint{Length: maxTokens + 1}},
+		"a block too few": {0, keys[:1], Checkpoint{Length: 8, Digest: keys[0]}},
+		"another digest":  {0, keys, Checkpoint{Length: 8, Digest: Hash128{9, 9}}},
+		"nothing":         {0, keys, Checkpoint{Length: 0}},
+		"longer than any": {0, keys, Checkpoint{Length: maxTokens + 1}},
+		"a block skipped": {3, nil, Checkpoint{Length: 12, Digest: keys[1]}},
+		"a negative one":  {-1, append(keys, keys[1]), Checkpoint{Length: 8, Digest: keys[1]}},
 	} {
-		if _, err := h.PublishHybridKeys(lease, 0, c.keys, c.at, slots); status.CodeOf(err) != status.InvalidArgument {
-			t.Errorf("%s: %v", name, err)
-		}
+		h.refused(status.InvalidArgument, name, func() error {
+			_, err := h.PublishHybridKeys(lease, c.first, c.keys, c.at, slots)
+			return err
+		})
 	}
 	if err := h.Retire(lease, slots); err != nil {
 		t.Fatal(err)
