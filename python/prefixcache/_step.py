@@ -83,11 +83,12 @@ class StepContext:
             return self.buffers, plan, ()
         buffers = list(self.buffers)
         reads: list[Read] = []
-        hits = [i for i in plan.hits if positions is None or i in positions]
+        asked = plan.hits if positions is None else set(positions)
+        hits = [i for i in plan.hits if i in asked]
         part = plan
         wanted: Sequence[int] = ()
         if self.kept:
-            wanted = range(len(plan.sizes)) if positions is None else sorted(set(positions))
+            wanted = range(len(plan.sizes)) if positions is None else sorted(asked)
             part = plan if positions is None else plan.part(wanted)
         hidden = False
         for k, (key, filled) in enumerate(zip(self.keys, self.buffers, strict=True)):
