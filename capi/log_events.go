@@ -65,18 +65,17 @@ func tellPinning(l *limiter, bytes int64, err error) {
 }
 
 // tellMemory warns, once for each cache, when all caches of the process may come to hold
-// more than the system allows it, and says so. most is what this one may hold now, remedy
-// what makes that less.
+// more than the system allows it. most is what this one may hold now, remedy what makes
+// that less. Where memory is short, none is to be taken ahead of use.
 func tellMemory(plan *memoryPlan, most int64, cache, remedy string) (short bool) {
 	total := plan.set(most)
-	limit, short := plan.passes(total, "/")
-	if short {
+	if limit, passed := plan.passes(total, "/"); passed {
 		processLog.tell(aboutMemory, C.PC_LOG_WARNING, func() string {
 			return fmt.Sprintf("%s: its memory may come to %d bytes, that of all caches of this process to %d, but %s allows %d: there the system slows the process down or ends it; %s, or raise the limit",
 				cache, most, total, limit.from, limit.bytes, remedy)
 		})
 	}
-	return short
+	return plan.short
 }
 
 // lowerPages is what makes the tables of a context cache smaller.

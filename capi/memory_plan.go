@@ -10,7 +10,7 @@ type memoryPlan struct {
 	bytes  int64
 	limit  memoryLimit // once looked: reading it takes as long as a key takes to open
 	looked bool
-	done   bool // told of the limit, or there is none
+	short  bool // told that the limit may be passed
 }
 
 // planned is the sum of all plans.
@@ -29,17 +29,15 @@ func (p *memoryPlan) set(bytes int64) (total int64) {
 
 // passes returns the limit that all caches together pass: once for each cache.
 func (p *memoryPlan) passes(total int64, root string) (limit memoryLimit, yes bool) {
-	if p.done || p.bytes == 0 || total < leastPlanned {
+	if p.short || p.bytes == 0 || total < leastPlanned {
 		return limit, false
 	}
 	if !p.looked {
 		p.looked = true
-		limit, found := limitOfMemory(root)
-		p.limit, p.done = limit, !found
+		p.limit, _ = limitOfMemory(root)
 	}
-	yes = !p.done && total > p.limit.bytes
-	p.done = p.done || yes
-	return p.limit, yes
+	p.short = p.limit.from != "" && total > p.limit.bytes
+	return p.limit, p.short
 }
 
 // end takes the plan back; the cache is gone.

@@ -60,8 +60,12 @@ func pcgo_omni_open_key(cache C.pc_handle, name *C.char, nameSize C.size_t, rowB
 	if kerr != nil {
 		return fail(kerr)
 	}
-	tellMemory(&o.most, o.cache.MostBytes(), "omni cache", "lower num_blocks, the size of a step or the staging memory")
-	if o.warmer != nil {
+	short := tellMemory(&o.most, o.cache.MostBytes(), "omni cache", "lower num_blocks, the size of a step or the staging memory")
+	switch {
+	case o.warmer == nil:
+	case short:
+		o.warmer.stop()
+	default:
 		o.warmer.start()
 	}
 	*key = C.uint32_t(id)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"libprefixcache/core/omni"
@@ -16,6 +17,7 @@ type warmer struct {
 	running sync.WaitGroup
 	active  bool
 	again   bool // a key was opened meanwhile
+	stopped atomic.Bool
 }
 
 const (
@@ -23,6 +25,9 @@ const (
 	warmShare = 10      // of a core: 1 / warmShare
 	warmRetry = time.Millisecond
 )
+
+// stop ends it for good: memory is short.
+func (w *warmer) stop() { w.stopped.Store(true) }
 
 func (w *warmer) start() {
 	w.mu.Lock()
@@ -40,7 +45,7 @@ func (w *warmer) start() {
 func (w *warmer) run() {
 	defer w.running.Done()
 	for w.next() {
-		for done := false; !done; {
+		for done := false; !done && !w.stopped.Load(); {
 			var n int64
 			began := time.Now()
 			n, done = w.cache.Warm(warmPiece)

@@ -255,10 +255,26 @@ def warm():
         cache.destroy()
 
 
+def warm_beyond():
+    """Where the mirrors may come to more than there is, none of them is made present."""
+    with open("/proc/meminfo") as f:
+        memory = int(f.read().partition("MemTotal:")[2].split()[0]) << 10
+    lib = load()
+    cache = Omni(lib, num_blocks=1 << 14, warm_bytes=1 << 30)
+    before = resident()
+    cache.open(b"h")  # 1 GiB, which may fit
+    cache.open(b"large", row=memory >> 18)  # all that there is
+    cache.open(b"after")
+    started = resident()
+    time.sleep(0.7)
+    print((started - before) >> 20, (resident() - started) >> 20)
+    cache.destroy()
+
+
 def resident() -> int:
     with open("/proc/self/statm") as f:
         return int(f.read().split()[1]) * resource.getpagesize()
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (address_space, refused_calls, residue, tokens, warm, tables)}[sys.argv[1]](*sys.argv[2:])
+    {f.__name__: f for f in (address_space, refused_calls, residue, tokens, warm, warm_beyond, tables)}[sys.argv[1]](*sys.argv[2:])

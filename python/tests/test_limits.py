@@ -103,3 +103,9 @@ def test_what_was_released_is_gone_from_memory_when_that_is_wanted(scenario, lea
 def test_a_mirror_is_warmed_as_far_as_asked():
     (megabytes,) = run("warm")
     assert 64 <= int(megabytes) <= 72
+
+
+def test_nothing_is_warmed_where_it_may_not_fit():
+    (line,) = run("warm_beyond")
+    at_first, later = map(int, line.split())
+    assert at_first <= 32 and later <= 8, line
