@@ -55,7 +55,7 @@ func everyStop(t *testing.T, f func(t *testing.T, kind Kind, n int)) {
 func TestC103_FinishIsLegalEverywhere(t *testing.T) {
 	everyStop(t, func(t *testing.T, kind Kind, n int) {
 		r, q := stopped(t, kind, n)
-		pending := r.c.NeedsDrain(q.h)
+		pending := needsDrain(r.c, q.h)
 		awaiting := r.stage(q.h).AwaitingDraft
 		before := r.c.Metrics()
 		r.must(r.finish(q))
@@ -81,7 +81,7 @@ func TestC103_FinishIsLegalEverywhere(t *testing.T) {
 func TestC103_FinishSyncFailures(t *testing.T) {
 	everyStop(t, func(t *testing.T, kind Kind, n int) {
 		r, q := stopped(t, kind, n)
-		if !r.c.NeedsDrain(q.h) {
+		if !needsDrain(r.c, q.h) {
 			r.must(r.finish(q))
 			return
 		}
@@ -98,7 +98,7 @@ func TestC103_FinishSyncFailures(t *testing.T) {
 		free := r.free()
 		r.syncFails = true
 		r.wantCode(r.finish(q), status.Poisoned)
-		if r.c.NeedsDrain(q.h) || r.c.Quarantined() != 1 || r.free() != free {
+		if needsDrain(r.c, q.h) || r.c.Quarantined() != 1 || r.free() != free {
 			t.Errorf("quarantined %d, free %v, want 1 and %v", r.c.Quarantined(), r.free(), free)
 		}
 		r.check()
@@ -117,7 +117,7 @@ func TestC104_HandleDroppedInEveryPhase(t *testing.T) {
 		for _, s := range stops(kind)[:n+1] {
 			s.go_(r, q)
 		}
-		before, drains := r.c.Metrics(), r.c.NeedsDrain(q.h)
+		before, drains := r.c.Metrics(), needsDrain(r.c, q.h)
 		r.must(r.drop(q, true))
 		for cache, table := range r.c.tables() {
 			if drains && table != nil && table.UploadPending() {
@@ -174,7 +174,7 @@ func TestC105_QuarantineKeepsEverything(t *testing.T) {
 	everyStop(t, func(t *testing.T, kind Kind, n int) {
 		r, q := stopped(t, kind, n)
 		free := r.free()
-		if !r.c.NeedsDrain(q.h) {
+		if !needsDrain(r.c, q.h) {
 			r.must(r.c.Abandon(q.h, false)) // nothing pending: no drain is asked for
 			r.emptied()
 			return

@@ -488,7 +488,7 @@ func (m *machine) finishPlayer(p *player) {
 }
 
 func (m *machine) dropPlayer(p *player) {
-	drains := m.rng.IntN(20) > 0 || !m.c.NeedsDrain(p.h)
+	drains := m.rng.IntN(20) > 0 || !needsDrain(m.c, p.h)
 	m.note("drop in %v, drains %v", p.stage, drains)
 	err := m.drop(p.live, drains)
 	m.remove(p)
@@ -555,7 +555,7 @@ func (m *machine) end() {
 		return
 	}
 	for _, p := range slices.Clone(m.live) {
-		if m.c.NeedsDrain(p.h) {
+		if needsDrain(m.c, p.h) {
 			m.dev.sync()
 		}
 		if _, err := m.c.Request(p.h); err == nil { // a failed list may have quarantined it

@@ -136,25 +136,25 @@ func TestD08_PendingIsMarkedBeforeTheFirstCommand(t *testing.T) {
 	r := newRig(t, KindVanilla)
 	q, err := r.begin(prompts(seq(1, 4)))
 	r.must(err)
-	if r.c.NeedsDrain(q.h) {
+	if needsDrain(r.c, q.h) {
 		t.Error("nothing is enqueued after begin")
 	}
 	n, err := r.c.PreparePrefill(q.h, r.dst)
 	r.must(err)
-	if !r.c.NeedsDrain(q.h) {
+	if !needsDrain(r.c, q.h) {
 		t.Error("a list is out, but the request is not pending")
 	}
 	r.must(r.run(q.h, n, nil))
 	r.prefill(q)
 	r.must(r.captures(q))
 	r.must(r.finalize(q, 900))
-	if r.c.NeedsDrain(q.h) {
+	if needsDrain(r.c, q.h) {
 		t.Error("settled, but pending")
 	}
 	n, err = r.c.PrepareDecodeStep(q.h, Headroom{}, r.dst) // grows: position 4 needs a page
 	r.must(err)
-	if n == 0 || !r.c.NeedsDrain(q.h) {
-		t.Errorf("list of %d is out, pending %v", n, r.c.NeedsDrain(q.h))
+	if n == 0 || !needsDrain(r.c, q.h) {
+		t.Errorf("list of %d is out, pending %v", n, needsDrain(r.c, q.h))
 	}
 	r.must(r.run(q.h, n, nil))
 	r.must(r.drop(q, true))

@@ -268,10 +268,3 @@ func (c *Coordinator) Sequence(h Handle, i int) (SequenceInfo, error) {
 		Kind: s.kind, Reason: s.reason, ForcedCold: s.forcedCold, Staged: s.staged,
 	}, nil
 }
-
-// NeedsDrain reports whether dropping the handle now would leave device work
-// running on the request's pages.
-func (c *Coordinator) NeedsDrain(h Handle) bool {
-	r, err := c.find(h)
-	return err == nil && r.pending
-}

@@ -406,7 +406,7 @@ func (r *rig) finish(q *live) error {
 
 // drop is the destructor of a handle: drain if need be, then abandon.
 func (r *rig) drop(q *live, drains bool) error {
-	if r.c.NeedsDrain(q.h) && drains {
+	if needsDrain(r.c, q.h) && drains {
 		r.dev.sync()
 	}
 	return r.c.Abandon(q.h, drains)
@@ -473,4 +473,11 @@ func (r *rig) emptied() {
 func (r *rig) wantCode(err error, code status.Code) {
 	r.t.Helper()
 	wantCode(r.t, err, code)
+}
+
+// needsDrain says whether a request that is dropped now would leave device work running
+// on its pages: what a runtime asks before it lets go.
+func needsDrain(c *Coordinator, h Handle) bool {
+	info, err := c.Request(h)
+	return err == nil && info.Pending
 }

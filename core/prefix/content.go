@@ -203,9 +203,6 @@ func keyWords(k []Hash128) []int32 {
 	return unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(k))), len(k)*4)
 }
 
-// keyOf is the inverse of keyWords for one cell.
-func keyOf(words []int32) Hash128 { return *(*Hash128)(unsafe.Pointer(&words[0])) }
-
 // equal compares the first len(words) positions of a cell with a request's,
 // token by token and digest by digest. A media position equals the same digest only.
 func (c *content) equal(id int32, words []int32, media []Hash128) bool {

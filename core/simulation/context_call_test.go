@@ -600,7 +600,8 @@ func (w *contextWorld) end(p *player) {
 // drop lets go of a handle, in any stage, also with its list out. Without a drain
 // nothing of the request may be used again.
 func (w *contextWorld) drop(p *player) {
-	needs := w.c.NeedsDrain(p.h)
+	info, gone := w.c.Request(p.h)
+	needs := gone == nil && info.Pending
 	drains := !needs || w.pace.sync == 0 || !w.r.oneIn(20)
 	if drains && needs {
 		w.dev.sync()
