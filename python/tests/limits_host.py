@@ -276,5 +276,7 @@ def resident() -> int:
         return int(f.read().split()[1]) * resource.getpagesize()
 
 
+SCENARIOS = (address_space, refused_calls, residue, tokens, warm, warm_beyond, tables)
+
 if __name__ == "__main__":
-    {f.__name__: f for f in (address_space, refused_calls, residue, tokens, warm, warm_beyond, tables)}[sys.argv[1]](*sys.argv[2:])
+    {f.__name__: f for f in SCENARIOS}[sys.argv[1]](*sys.argv[2:])
