@@ -23,7 +23,7 @@ func adapterOf(id, generation uint64) prefix.Extras {
 	return prefix.Extras{Adapter: prefix.Adapter{Present: true, ID: prefix.Hash128{Lo: id}, Generation: generation}}
 }
 
-func TestReport_AdapterIdentity(t *testing.T) { // vllm #3264, #42125, #44701
+func TestField_AdapterIdentity(t *testing.T) { // vllm #3264, #42125, #44701
 	r := newRig(t, KindVanilla)
 	x := prompts(seq(1, 7))
 	r.publish(with(x, adapterOf(1, 1)))
@@ -42,7 +42,7 @@ func TestReport_AdapterIdentity(t *testing.T) { // vllm #3264, #42125, #44701
 	}
 }
 
-func TestReport_OnePlaceholderTwoImages(t *testing.T) { // LMCache #690, sglang-omni #260
+func TestField_OnePlaceholderTwoImages(t *testing.T) { // LMCache #690, sglang-omni #260
 	r := newRig(t, KindVanilla)
 	r.publish(mediaPrompt(1, 20, 3, 14, 1))
 	if got := r.hit(mediaPrompt(1, 20, 3, 14, 2)); got != 0 {
@@ -56,7 +56,7 @@ func TestReport_OnePlaceholderTwoImages(t *testing.T) { // LMCache #690, sglang-
 	}
 }
 
-func TestReport_TextMediaAndMediaText(t *testing.T) { // ours, D-2
+func TestField_TextMediaAndMediaText(t *testing.T) { // ours, D-2
 	r := newRig(t, KindVanilla, perPage(2, 8))
 	a, b := prompts([]int32{0x00030213, 777, 5}), prompts([]int32{888, -1716864052, 5}) // 0x99aabbcc
 	a.Sequences[0].Media = []prefix.Hash128{{}, {Hi: 0x1122334455667788, Lo: 0x99aabbccddeeff00}, {}}
@@ -67,7 +67,7 @@ func TestReport_TextMediaAndMediaText(t *testing.T) { // ours, D-2
 	}
 }
 
-func TestReport_FullyCachedPrompt(t *testing.T) { // vllm #11186, nano-vllm #199
+func TestField_FullyCachedPrompt(t *testing.T) { // vllm #11186, nano-vllm #199
 	r := newRig(t, KindVanilla)
 	r.publish(prompts(seq(1, 8)))
 	if got := r.hit(prompts(seq(1, 8))); got != 4 {
@@ -82,7 +82,7 @@ func TestReport_FullyCachedPrompt(t *testing.T) { // vllm #11186, nano-vllm #199
 	}
 }
 
-func TestReport_CheckpointAsLongAsThePrompt(t *testing.T) { // LMCache #5249
+func TestField_CheckpointAsLongAsThePrompt(t *testing.T) { // LMCache #5249
 	for _, kind := range []Kind{KindHybrid, KindPureRecurrent} {
 		r := newRig(t, kind)
 		r.publish(prompts(seq(1, 6)))
@@ -96,7 +96,7 @@ func TestReport_CheckpointAsLongAsThePrompt(t *testing.T) { // LMCache #5249
 	}
 }
 
-func TestReport_TailPageIsNeverShared(t *testing.T) { // TensorRT-LLM #8813
+func TestField_TailPageIsNeverShared(t *testing.T) { // TensorRT-LLM #8813
 	r := newRig(t, KindVanilla)
 	r.publish(prompts(seq(1, 11)))
 	if got := r.hit(prompts(slices.Concat(seq(1, 10), seq(2, 1)))); got != 8 {
@@ -104,7 +104,7 @@ func TestReport_TailPageIsNeverShared(t *testing.T) { // TensorRT-LLM #8813
 	}
 }
 
-func TestReport_BaseLongerThanDraft(t *testing.T) { // TensorRT-LLM #10875
+func TestField_BaseLongerThanDraft(t *testing.T) { // TensorRT-LLM #10875
 	r := newRig(t, KindEAGLE)
 	a, b := prompts(seq(1, 12)), prompts(seq(1, 21))
 	a.Mode = ModeEAGLE
@@ -121,7 +121,7 @@ func TestReport_BaseLongerThanDraft(t *testing.T) { // TensorRT-LLM #10875
 	r.emptied()
 }
 
-func TestReport_AttentionHitWithoutRecurrentState(t *testing.T) { // vllm #43090
+func TestField_AttentionHitWithoutRecurrentState(t *testing.T) { // vllm #43090
 	r := newRig(t, KindHybrid, slots(2, 2))
 	r.publish(prompts(seq(1, 6)))
 	r.publish(prompts(seq(1, 11)))
@@ -134,7 +134,7 @@ func TestReport_AttentionHitWithoutRecurrentState(t *testing.T) { // vllm #43090
 	}
 }
 
-func TestReport_EvictedBlockLosesItsIdentity(t *testing.T) { // kvcached #362
+func TestField_EvictedBlockLosesItsIdentity(t *testing.T) { // kvcached #362
 	r := newRig(t, KindVanilla, pages(8))
 	r.publish(prompts(seq(1, 9)))
 	r.publish(prompts(seq(2, 32))) // takes the whole pool
@@ -146,7 +146,7 @@ func TestReport_EvictedBlockLosesItsIdentity(t *testing.T) { // kvcached #362
 	}
 }
 
-func TestReport_PagesOfALiveRequestAreNeverHandedOut(t *testing.T) { // atlas #373
+func TestField_PagesOfALiveRequestAreNeverHandedOut(t *testing.T) { // atlas #373
 	r := newRig(t, KindVanilla, pages(12), requests(2))
 	r.publish(prompts(seq(1, 9)))
 	a := prompts(seq(1, 9))
