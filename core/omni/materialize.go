@@ -37,16 +37,18 @@ func (c *Cache) Materialize(step uint64, reads []Read) error {
 	if err := c.checkReads(x, reads); err != nil {
 		return err
 	}
+	// The device first: its event wakes this thread together with the committer, which
+	// then has often written the step before this thread asks for that.
+	if x.base != nil {
+		if err := c.awaitLanded(x, reads); err != nil {
+			return err
+		}
+	}
 	// A same-step hit reads rows that the committer may not have written yet; all
 	// other sources are there. "Written up to step N" is all there is to wait for.
 	gathers := c.gathers(x, reads)
 	if gathers && x.wait > c.written {
 		if err := c.awaitWritten(x); err != nil {
-			return err
-		}
-	}
-	if x.base != nil {
-		if err := c.awaitLanded(x, reads); err != nil {
 			return err
 		}
 	}
