@@ -166,8 +166,10 @@ func pcgo_manager_grow(h, lease C.pc_handle, base, draft C.int32_t, basePages, d
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := growthOutputs(base, draft, basePages, draftPages); err != nil {
-		return fail(err)
+	if basePages != nil || draftPages != nil {
+		if err := growthOutputs(base, draft, basePages, draftPages); err != nil {
+			return fail(err)
+		}
 	}
 	return m.grow(m.lease(lease), base, draft, basePages, draftPages)
 }
@@ -196,9 +198,6 @@ func (m *manager) grow(id prefix.LeaseID, base, draft C.int32_t, basePages, draf
 }
 
 func growthOutputs(base, draft C.int32_t, basePages, draftPages *C.int32_t) *status.Error {
-	if basePages == nil && draftPages == nil {
-		return nil
-	}
 	return disjoint("base_pages", basePages, uint64(max(0, base)), "draft_pages", draftPages, uint64(max(0, draft)))
 }
 
@@ -287,8 +286,10 @@ func (m *manager) advance(id prefix.LeaseID, tokens *C.int32_t, numTokens C.uint
 	if err := checkPublication(publication); err != nil {
 		return fail(err)
 	}
-	if err := growthOutputs(base, draft, basePages, draftPages); err != nil {
-		return fail(err)
+	if basePages != nil || draftPages != nil {
+		if err := growthOutputs(base, draft, basePages, draftPages); err != nil {
+			return fail(err)
+		}
 	}
 	if len(t) > 0 {
 		if err := m.m.Append(id, t); err != nil {

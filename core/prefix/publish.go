@@ -13,17 +13,17 @@ func (m *Manager) Publish(id LeaseID, resident int) (PublishResult, error) {
 	if m.cfg.Identity == Keys {
 		return PublishResult{}, status.New(status.Unsupported, "Publish on a cache of keys; use PublishKeys")
 	}
-	if c := min(l.history, resident) / m.cfg.PageTokens; c > 0 && c == int(l.last.blocks) {
+	c := min(l.history, resident) / m.cfg.PageTokens
+	if c > 0 && c == int(l.last.blocks) {
 		// What was published last is still there if it has the id, and ends where it did.
 		if r := &m.records[l.last.record]; r.live && r.id == l.last.id && r.at == l.last.blocks {
 			return m.again(l, l.last.record, r.at), nil
 		}
 	}
-	c, err := m.checkPublish(l, l.history, resident)
-	if err != nil {
+	if err := m.checkPublish(l, c, l.history, resident); err != nil {
 		return PublishResult{}, err
 	}
-	return m.publish(l, c), nil
+	return m.publish(l, int32(c)), nil
 }
 
 // PublishKeys is Publish on the block-key level: keys[i] belongs to block
@@ -34,35 +34,35 @@ func (m *Manager) PublishKeys(id LeaseID, first int, keys []Hash128, resident in
 	if err != nil {
 		return PublishResult{}, err
 	}
-	c, err := m.checkPublish(l, (first+len(keys))*m.cfg.PageTokens, resident)
-	if err != nil {
+	known := (first + len(keys)) * m.cfg.PageTokens
+	c := min(known, resident) / m.cfg.PageTokens
+	if err := m.checkPublish(l, c, known, resident); err != nil {
 		return PublishResult{}, err
 	}
-	if err := m.settleKeys(l, first, keys, c); err != nil {
+	if err := m.settleKeys(l, first, keys, int32(c)); err != nil {
 		return PublishResult{}, err
 	}
-	return m.publish(l, c), nil
+	return m.publish(l, int32(c)), nil
 }
 
-// checkPublish is C-55; everything is checked before anything changes. It returns the
-// number of blocks to publish, of which known tokens have an identity.
-func (m *Manager) checkPublish(l *lease, known, resident int) (int32, error) {
-	c := min(known, resident) / m.cfg.PageTokens
+// checkPublish is C-55; everything is checked before anything changes. c blocks are to be
+// published, of known tokens that have an identity and resident ones that are computed.
+func (m *Manager) checkPublish(l *lease, c, known, resident int) error {
 	switch {
 	case l.mode == Hybrid:
-		return 0, status.New(status.WrongState, "Publish on a hybrid lease; use PublishHybrid") // C-63
+		return status.New(status.WrongState, "Publish on a hybrid lease; use PublishHybrid") // C-63
 	case resident < 0:
-		return 0, status.New(status.InvalidArgument, "resident is %d, expected >= 0", resident)
+		return status.New(status.InvalidArgument, "resident is %d, expected >= 0", resident)
 	case c < 1:
-		return 0, status.New(status.InvalidArgument, "%d blocks and %d resident tokens hold no full block of %d", known/m.cfg.PageTokens, resident, m.cfg.PageTokens)
+		return status.New(status.InvalidArgument, "%d blocks and %d resident tokens hold no full block of %d", known/m.cfg.PageTokens, resident, m.cfg.PageTokens)
 	case c > len(l.cells):
-		return 0, status.New(status.InvalidArgument, "%d blocks to publish, the lease has %d base pages", c, len(l.cells))
+		return status.New(status.InvalidArgument, "%d blocks to publish, the lease has %d base pages", c, len(l.cells))
 	case l.mode == Spec && c > len(l.draft):
-		return 0, status.New(status.InvalidArgument, "%d blocks to publish, the lease has %d draft pages", c, len(l.draft))
+		return status.New(status.InvalidArgument, "%d blocks to publish, the lease has %d draft pages", c, len(l.draft))
 	case int(l.dependency) > c:
-		return 0, status.New(status.InvalidArgument, "%d blocks to publish, the replayed block %d must be among them", c, l.dependency)
+		return status.New(status.InvalidArgument, "%d blocks to publish, the replayed block %d must be among them", c, l.dependency)
 	}
-	return int32(c), nil
+	return nil
 }
 
 func (m *Manager) findKeys(id LeaseID, first int, keys []Hash128) (*lease, error) {
@@ -133,14 +133,14 @@ func (l *lease) published(record, blocks int32, id uint64) {
 
 // again publishes a record that is there.
 func (m *Manager) again(l *lease, i, c int32) PublishResult {
-	m.order.Touch(i)
 	r := &m.records[i]
-	st := ExistingRecord
+	res := PublishResult{ExistingRecord, RecordID(r.id), int(c), false}
 	if l.mode == Spec && r.draftLast < 0 { // draft upgrade (C-56)
 		m.setDraft(i, l.draft[c-1])
-		st = Published
+		res.Status = Published
 	}
-	return PublishResult{st, RecordID(r.id), int(c), false}
+	m.order.Touch(i)
+	return res
 }
 
 // retain applies the record limit after an insert and reports what is left.
