@@ -264,6 +264,22 @@ func TestC86_VanillaRequestsOnAnEAGLEDeployment(t *testing.T) {
 	r.emptied()
 }
 
+// An EAGLE batch fits both models; a vanilla one is no business of the draft's.
+func TestC86_TheSmallerOfTwoBatchesLimitsEAGLE(t *testing.T) {
+	r := newRig(t, KindEAGLE, func(c *Config) { c.DraftMaxBatch = 2 })
+	a := prompts(seq(1, 5), seq(2, 5), seq(3, 5))
+	a.Mode = ModeEAGLE
+	_, err := r.begin(a)
+	r.wantCode(err, status.InvalidArgument)
+	a.Sequences, a.Slots = a.Sequences[:2], []int32{0, 2}
+	_, err = r.begin(a)
+	r.wantCode(err, status.InvalidArgument) // the draft has no slot 2
+	a.Slots = nil
+	r.publish(a)
+	r.publish(prompts(seq(1, 5), seq(2, 5), seq(3, 5)))
+	r.emptied()
+}
+
 func TestC87_IdenticalColdPromptsOfABatchAreBothCold(t *testing.T) {
 	r := newRig(t, KindVanilla)
 	q := r.full(prompts(seq(1, 9), seq(1, 9)))

@@ -57,6 +57,10 @@ func TestC103_FinishIsLegalEverywhere(t *testing.T) {
 		r, q := stopped(t, kind, n)
 		pending := needsDrain(r.c, q.h)
 		awaiting := r.stage(q.h).AwaitingDraft
+		flight := in(StagePrefill, StageCaptured, StageAwaitingDraft, StageDecode, StageCompaction)
+		if got := r.stage(q.h); got.Pending != (flight&(1<<got.Stage) != 0) {
+			t.Errorf("stage %v: pending %v", got.Stage, got.Pending)
+		}
 		before := r.c.Metrics()
 		r.must(r.finish(q))
 		if len(r.ran) > 1 || (len(r.ran) == 1) != pending {

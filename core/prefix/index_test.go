@@ -143,6 +143,17 @@ func TestC29_LongestDraftBoundaryAndNewestRecordWin(t *testing.T) {
 	p, _ = h.Plan(&AcquireRequest{Mode: Spec, Tokens: join(stem, tokens(10, 4), tokens(51, 1))})
 	wantEqual(t, "record named at a longer boundary", p.Record, records[0])
 	wantEqual(t, "matched", p.Matched, 16)
+	// The newest, not the one that ends deepest, nor the one that happens to come first.
+	id, _ := h.acquire(AcquireRequest{Mode: Spec, Policy: Bypass, Tokens: stem})
+	short := h.publish(id, 8).Record
+	h.release(id)
+	p, _ = h.Plan(&AcquireRequest{Mode: Spec, Tokens: join(stem[:8], tokens(52, 4))})
+	wantEqual(t, "record named: the newest, which is shorter", p.Record, short)
+	id, _ = h.acquire(AcquireRequest{Mode: Spec, Policy: Bypass, Tokens: join(stem, tokens(13, 4))})
+	long := h.publish(id, 16).Record
+	h.release(id)
+	p, _ = h.Plan(&AcquireRequest{Mode: Spec, Tokens: join(stem[:8], tokens(52, 4))})
+	wantEqual(t, "record named: the newest, which is longer", p.Record, long)
 }
 
 func TestC30_ARepeatedBlockIsADistinctBoundary(t *testing.T) {

@@ -29,6 +29,33 @@ func TestC64_ReleaseDropsEverythingOnce(t *testing.T) {
 	h.release(b)
 }
 
+// Two leases hold the snapshot that both were hits of; what one gives up twice, in whatever
+// way, is given up once.
+func TestC64_RestoredSnapshotsAreGivenUpOnce(t *testing.T) {
+	h := hybridHost(t)
+	id, _ := h.acquire(hybrid(tokens(1, 7)))
+	h.checkpoint(id, 6)
+	h.release(id)
+	a, p := h.acquire(hybrid(tokens(1, 7)))
+	b, _ := h.acquire(hybrid(tokens(1, 7)))
+	counts := func(what string, active int32) {
+		t.Helper()
+		wantEqual(t, "recurrent counts "+what, h.refs(RecurrentSlots, p.Recurrent), [2]int32{active, 1})
+		wantEqual(t, "partial counts "+what, h.refs(PartialSlots, p.Partial), [2]int32{active, 1})
+	}
+	counts("of two hits", 2)
+	for range 2 {
+		if err := h.ReleaseRestored(a); err != nil {
+			t.Fatal(err)
+		}
+		counts("once one is restored", 1)
+	}
+	h.release(a)
+	counts("once its lease ended", 1)
+	h.release(b) // not restored at all
+	counts("without leases", 0)
+}
+
 func TestC65_EvictionUnmapsPagesThatAreStillActive(t *testing.T) {
 	h := newHost(t, Config{PageTokens: 4, DraftPages: 8})
 	id, _ := h.acquire(spec(tokens(1, 8)))
