@@ -37,13 +37,11 @@ from prefixcache.context.deployment import (
 from prefixcache.context.digest import digest_bytes, digest_sequence
 from prefixcache.context.lease import AcquireResult, CacheRequestLease
 from prefixcache.context.manager import ContextCacheManager
-from prefixcache.context.request import RequestHandle
+from prefixcache.context.request import AdmissionResult, BeginRequestResult, RequestHandle
 from prefixcache.context.table import KVPageTable
 from prefixcache.context.types import (
     AcquireStatus,
     AdapterIdentity,
-    AdmissionResult,
-    BeginRequestResult,
     BlockKeyExtras,
     BlockKeySequence,
     CacheRecord,

@@ -29,10 +29,8 @@ from prefixcache.context._options import ContextOptionsArgument
 from prefixcache.context._steps import StepLock
 from prefixcache.context.cache import ContextCachePhysicalResources, HybridCacheManager
 from prefixcache.context.deployment import DeploymentConfig
-from prefixcache.context.request import RequestHandle
+from prefixcache.context.request import AdmissionResult, BeginRequestResult, RequestHandle
 from prefixcache.context.types import (
-    AdmissionResult,
-    BeginRequestResult,
     ContextCacheBatchAdmission,
     ContextCacheConfig,
     ContextCacheCoordinatorStatus,

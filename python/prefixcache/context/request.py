@@ -1,4 +1,4 @@
-"""The handle of a live request.
+"""The handle of a live request, and the answer of the admission that gives one.
 
 Its end, when it was not finished, is the abnormal exit: drain the stream if device work
 may be in flight, then give the pages back; nothing more is published (C-104). Where the
@@ -8,12 +8,13 @@ stream cannot be drained the whole request is quarantined and the coordinator po
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prefixcache import PrefixCacheArgumentError
 from prefixcache.context._closing import Closing
 from prefixcache.context.state import read_request
-from prefixcache.context.types import RequestState
+from prefixcache.context.types import ContextCacheCoordinatorStatus, RequestState, SequenceStart
 
 if TYPE_CHECKING:
     from prefixcache.context.coordinator import ContextCacheCoordinator
@@ -66,3 +67,20 @@ class RequestHandle(Closing):
         # Never waits: the thread that the collector picked may be the one to wait for.
         if getattr(self, "_handle", 0):
             self._end(wait=False)
+
+
+@dataclass(frozen=True)
+class AdmissionResult:
+    """An admitted batch."""
+
+    request: RequestHandle
+    prefill_starts: list[int]  # first token to compute, of each sequence
+    sequences: list[SequenceStart] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BeginRequestResult:
+    """``admission`` is None unless the status is OK."""
+
+    status: ContextCacheCoordinatorStatus = ContextCacheCoordinatorStatus.REQUEST_FAILED
+    admission: AdmissionResult | None = None

@@ -9,12 +9,9 @@ Lengths and positions are tokens, pages are ids of K pages (the V page of page `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-
-if TYPE_CHECKING:
-    from prefixcache.context.request import RequestHandle
+from typing import Any, NamedTuple, TypeAlias
 
 # Token ids: a list or tuple of ints, or any buffer of int32 (array("i"), numpy).
 Tokens: TypeAlias = "Sequence[int] | Any"
@@ -327,23 +324,6 @@ class SequenceStart:
     reason: NoReuseReason
     forced_cold: bool
     skipped_media_positions: int  # media positions before the start: skip as many encoder outputs
-
-
-@dataclass(frozen=True)
-class AdmissionResult:
-    """An admitted batch."""
-
-    request: RequestHandle
-    prefill_starts: list[int]  # first token to compute, of each sequence
-    sequences: list[SequenceStart] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class BeginRequestResult:
-    """``admission`` is None unless the status is OK."""
-
-    status: ContextCacheCoordinatorStatus = ContextCacheCoordinatorStatus.REQUEST_FAILED
-    admission: AdmissionResult | None = None
 
 
 @dataclass(frozen=True)
