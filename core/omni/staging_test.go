@@ -32,25 +32,23 @@ func TestO39_AtMostDepthStepsAreUnconsumed(t *testing.T) {
 // O-40: a page is held by the step until it is consumed and by its write until the
 // rows are in the mirror, in whichever order; not by readers of its rows.
 func TestO40_R14_R15_WhoHoldsAPage(t *testing.T) {
-	for _, consumeFirst := range []bool{true, false} {
-		r := newRig(t, Config{Threaded: true, InlineBytes: -1, StagingDepth: 1})
-		r.begin(nil, arrive(1)...)
-		step := r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 4)})
-		if r.c.pages[0] != pageByStep|pageByWrite {
-			t.Fatalf("held by %b", r.c.pages[0])
-		}
-		end := []func(){func() { r.discard(step) }, func() { r.commit() }}
-		if !consumeFirst {
-			end[0], end[1] = end[1], end[0]
-		}
-		end[0]()
-		if r.c.pages[0] == 0 {
-			t.Fatal("free after one of two holders left")
-		}
-		end[1]()
-		if r.c.pages[0] != 0 {
-			t.Fatalf("held by %b", r.c.pages[0])
-		}
+	refused := []Read{{Key: NoKey, First: 9}}
+	for _, consume := range []func(r *rig, step uint64){
+		func(r *rig, step uint64) { r.discard(step) },
+		func(r *rig, step uint64) { r.read(step, "h") },
+		func(r *rig, step uint64) {
+			if err := r.c.Materialize(step, nil); err != nil {
+				t.Error(err)
+			}
+		},
+		func(r *rig, step uint64) { // also where it fails (O-22)
+			if err := r.c.Materialize(step, refused); err == nil {
+				t.Error("read of a request that is not in the batch")
+			}
+		},
+	} {
+		testHolders(t, consume, true)
+		testHolders(t, consume, false)
 	}
 	// A reader of hit rows gives the page back before it gathers.
 	var r *rig
@@ -70,6 +68,29 @@ func TestO40_R14_R15_WhoHoldsAPage(t *testing.T) {
 	calls = 0
 	if got := r.read(step, "h")[2]; !reflect.DeepEqual(got, []uint64{10, 11, 12, 13, 50}) || seen != 0 {
 		t.Fatalf("%v; page held by %b during the gather", got, seen)
+	}
+}
+
+// A page whose step has two holders: whoever has to consume the step, and its write.
+func testHolders(t *testing.T, consume func(*rig, uint64), consumeFirst bool) {
+	t.Helper()
+	r := newRig(t, Config{Threaded: true, InlineBytes: -1, StagingDepth: 1})
+	r.begin(nil, arrive(1)...)
+	step := r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 4)})
+	if r.c.pages[0] != pageByStep|pageByWrite {
+		t.Fatalf("held by %b", r.c.pages[0])
+	}
+	end := []func(){func() { consume(r, step) }, func() { r.commit() }}
+	if !consumeFirst {
+		end[0], end[1] = end[1], end[0]
+	}
+	end[0]()
+	if r.c.pages[0] == 0 {
+		t.Fatal("free after one of two holders left")
+	}
+	end[1]()
+	if r.c.pages[0] != 0 {
+		t.Fatalf("held by %b", r.c.pages[0])
 	}
 }
 

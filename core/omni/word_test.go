@@ -34,11 +34,22 @@ func TestO02_OnlyRowsInTransitHaveAnOwner(t *testing.T) {
 	r.begin(nil, arrive(2)...)
 	r.discard(r.save(map[string]uint64{"h": 1}, chunk{2, span(0, 1)}))
 	r.commit()
+	want := map[string][]State{"h": {Committed, Committed, Absent}, "d": {Skipped, Committed, Absent}, "k": {Skipped, Committed, Absent}}
 	for _, key := range []string{"h", "d", "k"} {
 		for i, s := range r.states(key, 0, 1, 9) {
-			if s.State != InTransit && s.Owner != 0 {
-				t.Errorf("%s slot %d: %+v", key, i, s)
+			if s.State != want[key][i] || s.Owner != 0 {
+				t.Errorf("%s slot %d: %+v, want %v without an owner", key, i, s, want[key][i])
 			}
+		}
+	}
+	// Numbers of writes run ahead of those of steps, which what is committed is compared with.
+	r.begin(nil, arrive(4, 5, 6, 7)...)
+	r.discard(r.save(map[string]uint64{"d": 1}, chunk{4, span(20, 21)}, chunk{5, span(24, 25)}, chunk{6, span(28, 29)}, chunk{7, span(32, 33)}))
+	r.begin([]uint64{4, 5, 6, 7})
+	r.commit()
+	for i, s := range r.states("d", 20, 24, 28, 32) {
+		if s.State != Committed || s.Owner != 0 {
+			t.Errorf("deferred write %d of one step: %+v", i+1, s)
 		}
 	}
 }
