@@ -136,6 +136,14 @@ func TestC07_ZeroMediaDigestMeansTheToken(t *testing.T) {
 	wantEqual(t, "digest under another placeholder token", digest(t, ChainRoot, other, media, nil), digest(t, ChainRoot, tok[:4], media, nil))
 	h.run(AcquireRequest{Tokens: tok[:4], Media: media})
 	wantEqual(t, "hit", h.hit(AcquireRequest{Tokens: append(other, 1), Media: append(media, Hash128{})}), 4)
+	// Those beside it do, also where the block is compared before it is hashed: an only child.
+	h = newHost(t, Config{PageTokens: 4})
+	h.run(AcquireRequest{Tokens: tok[:4], Media: media})
+	for _, at := range []int{0, 2, 3} {
+		text := append([]int32(nil), tok[:4]...)
+		text[at]++
+		wantEqual(t, "hit of other text beside the same media", h.hit(AcquireRequest{Tokens: append(text, 1), Media: append(media, Hash128{})}), 0)
+	}
 }
 
 func TestC08_MediaOfAnotherLengthIsRefused(t *testing.T) { // a slice cannot be null with a count; this is what is left of the rule
