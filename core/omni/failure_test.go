@@ -77,26 +77,33 @@ func TestO42_R10_AWriteFailureIsSticky(t *testing.T) {
 // O-43: whoever waits for the write that fails is woken with the failure.
 func TestO43_AWaiterIsWokenByAFailure(t *testing.T) {
 	fails := func(r *rig) { r.c.FailWrite(1) }
+	woken := func(r *rig, err error) {
+		t.Helper()
+		wantErr(t, err, status.Unmatch, "write failed before done")
+		if r.w.waits != 1 || r.w.woken == 0 {
+			t.Errorf("waited %d times, woken %d", r.w.waits, r.w.woken)
+		}
+	}
 	r := newRig(t, committer)
 	r.begin(nil, arrive(1)...)
 	r.discard(r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 1)}))
 	fails(r)
 	_, err := r.trySave(map[string]uint64{"h": 1}, chunk{1, span(0, 1)})
-	wantErr(t, err, status.Unmatch, "write failed before done")
+	woken(r, err)
 
 	r = newRig(t, committer)
 	r.begin(nil, arrive(1)[0], hitOn(2, 4, 0))
 	step := r.save(map[string]uint64{"h": 1}, chunk{1, span(0, 4)}, chunk{2, span(4, 5)})
 	fails(r)
 	_, err = r.tryRead(step, "h")
-	wantErr(t, err, status.Unmatch, "write failed before done")
+	woken(r, err)
 
 	r = newRig(t, Config{Threaded: true, BudgetBytes: 8})
 	r.begin(nil, arrive(1)...)
 	r.discard(r.save(map[string]uint64{"d": 1}, chunk{1, span(0, 1)}))
 	fails(r)
 	_, err = r.trySave(map[string]uint64{"d": 1}, chunk{1, span(1, 2)})
-	wantErr(t, err, status.Unmatch, "write failed before done")
+	woken(r, err)
 }
 
 func TestFailPointCountsWrites(t *testing.T) {

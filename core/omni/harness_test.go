@@ -16,11 +16,16 @@ import (
 type stepWaiter struct {
 	onWait func(q Queue) bool
 	waits  int
+	woken  int // callers, while one waits
 	now    int64
 }
 
 func (w *stepWaiter) Now() int64 { return w.now }
-func (w *stepWaiter) Wake(Queue) {}
+func (w *stepWaiter) Wake(q Queue) {
+	if q == Callers {
+		w.woken++
+	}
+}
 func (w *stepWaiter) Wait(mu *sync.Mutex, q Queue, deadline int64) bool {
 	w.waits++
 	if w.onWait == nil {

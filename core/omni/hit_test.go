@@ -98,6 +98,9 @@ func TestS05_S06_S16_S19_ARefusedStepBeginChangesNothing(t *testing.T) {
 			if _, ok := r.c.NextJob(); ok {
 				t.Fatal("the finish was applied (S-5)")
 			}
+			if r.c.reqs.find(2) != none || r.c.reqs.find(3) != none {
+				t.Fatal("the refused arrivals have entries, which nothing would remove")
+			}
 			r.accepted[7] = 4
 			step := r.save(map[string]uint64{"h": 70}, chunk{7, span(20, 21)})
 			if got := r.read(step, "h")[7]; len(got) != 5 {

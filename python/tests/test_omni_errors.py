@@ -175,7 +175,7 @@ def test_shut_down(host):
 def test_a_failed_write_is_an_error_for_good(make_host):
     host = make_host()
     host.arrive("A", [0])
-    steps = [host.run({"A": 1}), host.run({"A": 1})]
+    steps = [host.run({"A": 1}) for _ in range(3)]
     host.fail_write()
 
     def everything() -> None:
@@ -190,7 +190,9 @@ def test_a_failed_write_is_an_error_for_good(make_host):
             host.begin({"A": 1})
     with pytest.raises(OmniPrefixCacheUnmatchError, match="write failed"):
         host.read(steps[0], "A")
-    for step in steps[1:]:
+    with pytest.raises(OmniPrefixCacheUnmatchError, match="write failed"):
+        host.read(steps[1], "Z")  # of two errors the one that matters
+    for step in steps[2:]:
         host.manager.discard_step(step)
 
 

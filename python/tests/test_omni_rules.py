@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import omni_host
 import pytest
 import torch
 from omni_host import HIDDEN, Host, eventually, rows, same
@@ -138,15 +139,26 @@ def test_o24_discarded_steps_are_cached(make_host, key):
     assert same(got[:4], rows("A", 0, 4, key))
 
 
-def test_o25_prefix_first_then_new_rows_for_any_subset_in_any_order(host):
+@pytest.mark.parametrize("width", [6, 1 << 15])  # from 1 MiB on another path makes the results
+def test_o25_prefix_first_then_new_rows_for_any_subset_in_any_order(make_host, width):
+    host = make_host(staging_capacity_tokens=32)
+
+    def rows(name: str, start: int, end: int, key: str = "k") -> torch.Tensor:
+        return omni_host.rows(name, start, end, key, width)
+
+    def save() -> int:
+        return host.save({"k": host.outputs("k", width)})
+
     host.arrive("A", [0, 1])
-    host.go({"A": 8}, ("k",))
+    host.begin({"A": 8})
+    host.read(save(), "A")
 
     def step() -> int:
         for name, blocks in (("H", [0, 1, 2]), ("I", [0, 4])):
             host.finish(name)
             host.arrive(name, blocks, hit=4 * (len(blocks) - 1))
-        return host.run({"A": 0, "H": 2, "M": 3, "I": 1}, ("k",))
+        host.begin({"A": 0, "H": 2, "M": 3, "I": 1})
+        return save()
 
     host.view.tables["M"], host.view.computed["M"] = [5, 6, 7, 8, 9], 0
     start = 0
