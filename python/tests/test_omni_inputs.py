@@ -319,8 +319,9 @@ host.begin({"A": 3})
 out = host.read(host.save({"left": [bytearray(b"x")]}), "A")
 assert same(out.hidden_states["A"], rows("A", 0, 3)) and out.mm_outputs["left"]["A"] == [b"x"]
 """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # what is relative in it, too
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parent, env=os.environ, capture_output=True, text=True
+        [sys.executable, "-c", script], cwd=Path(__file__).parent, env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 
