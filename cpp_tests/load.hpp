@@ -128,8 +128,15 @@ inline void growth(Times const& many, Times const& few) {
     limit(("p10 of " + name + ", times that of the small cache").c_str(), many.at(0.1) / few.at(0.1), 4);
 }
 
-/// How often a large and a small cache take turns.
-constexpr uint64_t kTurns = 20;
+/// Runs a large and a small cache in turns, so that a busy machine is no growth.
+template <typename Server, typename Table>
+void inTurns(Server& many, Table& large, Server& few, Table& little, int64_t operations) {
+    constexpr int64_t kTurns = 20;
+    for (int64_t turn = 0; turn < kTurns; ++turn) {
+        many.run(large, operations / kTurns);
+        few.run(little, operations / kTurns);
+    }
+}
 
 /// Runs something in a child, so that memory it leaves behind does not count here.
 template <typename Body>

@@ -391,10 +391,7 @@ int main(int argc, char** argv) {
     small.operations /= 4;
     Server few(small);
     Table large, little;
-    for (uint64_t turn = 0; turn < load::kTurns; ++turn) {
-        many.run(large, small.operations / load::kTurns);
-        few.run(little, small.operations / load::kTurns);
-    }
+    load::inTurns(many, large, few, little, small.operations);
     many.verify(large);
     few.verify(little);
     few.report(little);
