@@ -20,7 +20,7 @@ const maxBufferBytes = 1 << 46
 
 //export pcgo_buffer_acquire
 func pcgo_buffer_acquire(bytes C.uint64_t, data *unsafe.Pointer, buffer *C.pc_handle) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if bytes == 0 || bytes > maxBufferBytes {
 		return failNew(status.InvalidArgument, "bytes: %d, expected 1 to 2^46", uint64(bytes))
 	}
@@ -50,8 +50,8 @@ func pcgo_buffer_acquire(bytes C.uint64_t, data *unsafe.Pointer, buffer *C.pc_ha
 
 //export pcgo_buffer_release
 func pcgo_buffer_release(buffer C.pc_handle) (st C.pc_status) {
-	defer guard(&st, nil)
-	id, _, err := handles.remove(handle(buffer), kindBuffer, "buffer")
+	defer guard(&st)
+	id, err := handles.remove(handle(buffer), kindBuffer, "buffer")
 	if err != nil {
 		return fail(err)
 	}
@@ -60,7 +60,7 @@ func pcgo_buffer_release(buffer C.pc_handle) (st C.pc_status) {
 
 //export pcgo_buffer_get_stats
 func pcgo_buffer_get_stats(stats *C.pc_buffer_stats) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if err := out("stats", stats); err != nil {
 		return fail(err)
 	}

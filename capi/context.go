@@ -56,13 +56,8 @@ func enterContext(h C.pc_handle) (*contextCache, *status.Error) {
 		return nil, err
 	}
 	x := e.object.(*contextCache)
-	x.mu.Lock()
-	for _, t := range x.tables { // a step changes rows that others may be reading
-		if t != nil {
-			t.mu.Lock()
-		}
-	}
-	if e.broken.Load() { // by the call that was waited for
+	x.lock()
+	if x.broken() {
 		x.unlock()
 		e.leave()
 		return nil, leftBroken(kindContext, "context")
@@ -70,9 +65,39 @@ func enterContext(h C.pc_handle) (*contextCache, *status.Error) {
 	return x, nil
 }
 
+func (x *contextCache) lock() {
+	x.mu.Lock()
+	for _, t := range x.tables { // a step changes rows that others may be reading
+		if t != nil {
+			t.mu.Lock()
+		}
+	}
+}
+
+// broken says whether a panic left the coordinator, its manager or a table half-changed.
+// The caller holds the locks.
+func (x *contextCache) broken() bool {
+	broken := x.mu.broken
+	for _, t := range x.tables {
+		broken = broken || t != nil && t.mu.broken
+	}
+	return broken
+}
+
+// giveUp marks the coordinator, and its tables, whose rows a step was changing. The
+// caller holds the locks.
+func (x *contextCache) giveUp() {
+	x.mu.broken = true
+	for _, t := range x.tables {
+		if t != nil {
+			t.mu.broken = true
+		}
+	}
+}
+
 func (x *contextCache) unlock() {
 	was, is := x.told, x.told
-	if !x.entry.broken.Load() { // else nobody knows what core would say
+	if !x.broken() { // else nobody knows what core would say
 		x.active.Store(int64(x.c.Active()))
 		is = x.degradations()
 		x.told = is
@@ -93,7 +118,7 @@ func (x *contextCache) leave(st *C.pc_status) {
 	r := recover()
 	if x != nil {
 		if r != nil {
-			x.entry.broken.Store(true) // before others come in
+			x.giveUp() // before others come in
 		}
 		x.unlock()
 		x.entry.leave()
@@ -103,6 +128,16 @@ func (x *contextCache) leave(st *C.pc_status) {
 	}
 }
 
+// exit is leave for a part of a call: a panic is marked and passed on.
+func (x *contextCache) exit() {
+	if r := recover(); r != nil {
+		x.giveUp()
+		defer panic(r)
+	}
+	x.unlock()
+	x.entry.leave()
+}
+
 var processStart = time.Now()
 
 // clock feeds the planning time counter: core has no clock of its own.
@@ -110,7 +145,7 @@ func clock() int64 { return int64(time.Since(processStart)) }
 
 //export pcgo_context_create
 func pcgo_context_create(options *C.pc_context_options, context *C.pc_handle) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if err := out("context", context); err != nil {
 		return fail(err)
 	}
@@ -129,7 +164,7 @@ func pcgo_context_create(options *C.pc_context_options, context *C.pc_handle) (s
 		m := newManager(&x.mu, x.c.Manager())
 		m.owned = true
 		if x.manager, herr = m.open(); herr != nil {
-			_, _, _ = handles.remove(h, kindContext, "context")
+			_, _ = handles.remove(h, kindContext, "context")
 		}
 	}
 	if herr != nil {
@@ -206,7 +241,7 @@ func (x *contextCache) close() {
 
 //export pcgo_context_destroy
 func pcgo_context_destroy(h *C.pc_handle) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if err := aligned("context", h); err != nil {
 		return fail(err)
 	}
@@ -218,26 +253,42 @@ func pcgo_context_destroy(h *C.pc_handle) (st C.pc_status) {
 		return fail(err)
 	}
 	if err == nil {
-		cerr := x.c.Close()
-		x.closing = x.closing || cerr == nil // from here on nobody begins (C-108)
-		x.unlock()
-		x.entry.leave()
-		if cerr != nil {
-			return fail(cerr)
+		if err := x.beginClose(); err != nil {
+			return fail(err)
 		}
 	}
-	object, broken, err := handles.remove(handle(*h), kindContext, "context")
+	object, err := handles.remove(handle(*h), kindContext, "context")
 	if err != nil {
 		return fail(err)
 	}
 	*h = 0
 	x = object.(*contextCache)
-	_, _, _ = handles.remove(x.manager, kindManager, "manager")
-	if !broken { // else nobody knows what is running on its memory and tables: they are given up
+	_, _ = handles.remove(x.manager, kindManager, "manager")
+	if !x.letGo() { // else nobody knows what is running on its memory and tables: they are given up
 		x.c.Manager().Close()
 		x.close()
 	}
 	return C.PC_OK
+}
+
+// beginClose asks core whether the coordinator may be destroyed. From here on nobody
+// begins (C-108).
+func (x *contextCache) beginClose() error {
+	defer x.exit()
+	err := x.c.Close()
+	x.closing = x.closing || err == nil
+	return err
+}
+
+// letGo says whether a coordinator that nobody can enter any more is broken. Its tables
+// are, too, then.
+func (x *contextCache) letGo() (broken bool) {
+	x.lock()
+	defer x.unlock()
+	if broken = x.broken(); broken {
+		x.giveUp()
+	}
+	return broken
 }
 
 //export pcgo_context_manager
@@ -273,10 +324,18 @@ func pcgo_context_synchronize(h C.pc_handle) (st C.pc_status) {
 	if serr != nil {
 		return fail(serr)
 	}
-	defer guard(&st, x.entry)
 	// The wait may be long: others may look meanwhile. The handle stays held.
 	dev, stream := x.dev, x.stream
 	x.unlock()
+	defer func() {
+		if r := recover(); r != nil {
+			x.lock()
+			x.giveUp()
+			x.unlock()
+			caught(&st, r)
+		}
+		x.entry.leave()
+	}()
 	began := gpu.Now()
 	err := dev.Drain(stream)
 	x.syncs.add(gpu.Now() - began)

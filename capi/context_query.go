@@ -200,7 +200,7 @@ func model(name string, in *C.pc_model) (m coordinator.Model, err error) {
 
 //export pcgo_context_validate_deployment
 func pcgo_context_validate_deployment(in *C.pc_deployment, kind *C.uint32_t) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if err := out("kind", kind); err != nil {
 		return fail(err)
 	}

@@ -14,7 +14,7 @@ import (
 
 //export pcgo_digest_sequence
 func pcgo_digest_sequence(sequence *C.pc_sequence, tokensPerPage C.int32_t, digests *C.pc_hash128, numDigests C.uint64_t, prefixDigest *C.pc_hash128) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	var args sequenceArgs
 	var req prefix.AcquireRequest
 	if err := args.request(sequence, false, &req); err != nil {
@@ -40,7 +40,7 @@ func pcgo_digest_sequence(sequence *C.pc_sequence, tokensPerPage C.int32_t, dige
 
 //export pcgo_digest_bytes
 func pcgo_digest_bytes(data unsafe.Pointer, size C.uint64_t, out128 *C.pc_hash128) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	bytes, err := slice[byte]("data", data, size)
 	if err != nil {
 		return fail(err)

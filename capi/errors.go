@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"libprefixcache/core/omni"
 	"libprefixcache/core/status"
 )
 
@@ -35,40 +36,44 @@ func failNew(code status.Code, format string, args ...any) C.pc_status {
 // caughtPanics counts panics that were turned into PC_ERROR_INTERNAL.
 var caughtPanics atomic.Uint64
 
-// guard is deferred by every export. A panic must not unwind into C: it becomes
-// an internal error with its text and place, and the object is marked unusable,
-// because nobody knows how far the operation came.
-func guard(st *C.pc_status, e *entry) {
+// guard is deferred by every export that enters no object; those that do have the
+// leave of theirs. A panic must not unwind into C: it becomes an internal error with
+// its text and place, and the object is marked unusable before others come in, because
+// nobody knows how far the operation came.
+func guard(st *C.pc_status) {
 	if r := recover(); r != nil {
-		if e != nil {
-			e.broken.Store(true)
-		}
 		caught(st, r)
-	}
-	if e != nil {
-		e.leave()
 	}
 }
 
-// caught makes a status of a panic.
+// caught makes a status of a panic. That core refuses a broken cache is no news.
 func caught(st *C.pc_status, r any) {
+	if r == any(omni.ErrBroken) {
+		*st = fail(leftBroken(kindOmni, "cache"))
+		return
+	}
 	caughtPanics.Add(1)
 	text := fmt.Sprintf("internal error: %v (%s)", r, panicPlace())
 	logLine(C.PC_LOG_ERROR, text+"\n"+string(debug.Stack()))
 	*st = failNew(status.Internal, "%s", text)
 }
 
-// panicPlace names the first frame of ours below the panic.
+// panicPlace names the first frame of ours below the panic: the lowest one, when a
+// deferred call has passed it on.
 func panicPlace() string {
-	var pcs [32]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(4, pcs[:])])
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	place, below := "place unknown", false
 	for {
 		f, more := frames.Next()
-		if f.Func != nil && !isRuntime(f.Function) {
-			return fmt.Sprintf("%s:%d", f.Function, f.Line)
+		switch {
+		case f.Function == "runtime.gopanic":
+			below = true
+		case below && f.Func != nil && !isRuntime(f.Function):
+			place, below = fmt.Sprintf("%s:%d", f.Function, f.Line), false
 		}
 		if !more {
-			return "place unknown"
+			return place
 		}
 	}
 }

@@ -59,7 +59,6 @@ func (h handle) index() int { return int(h & (maxIndex - 1)) }
 type entry struct {
 	live   atomic.Uint64 // the handle, or 0
 	users  atomic.Int64
-	broken atomic.Bool // a panic was caught in a call on it
 	object any
 	gen    uint64 // owned by the table's lock
 }
@@ -114,7 +113,6 @@ func (t *table) add(k kind, object any) (handle, *status.Error) {
 		e.gen++
 	}
 	e.object = object
-	e.broken.Store(false)
 	h := makeHandle(k, e.gen, index)
 	e.live.Store(uint64(h))
 	return h, nil
@@ -130,10 +128,6 @@ func (t *table) enter(h handle, k kind, argument string) (*entry, *status.Error)
 	if e.live.Load() != uint64(h) {
 		e.users.Add(-1)
 		return nil, badHandle(h, k, argument)
-	}
-	if e.broken.Load() {
-		e.users.Add(-1)
-		return nil, leftBroken(k, argument)
 	}
 	return e, nil
 }
@@ -155,12 +149,11 @@ func badHandle(h handle, k kind, argument string) *status.Error {
 func (e *entry) leave() { e.users.Add(-1) }
 
 // remove makes h unreachable, waits for calls that are inside, and returns the
-// object and whether a panic left it unusable. Of two threads that remove the
-// same handle one gets an error.
-func (t *table) remove(h handle, k kind, argument string) (object any, broken bool, err *status.Error) {
+// object. Of two threads that remove the same handle one gets an error.
+func (t *table) remove(h handle, k kind, argument string) (object any, err *status.Error) {
 	e := t.at(h.index())
 	if h == 0 || e == nil || h.kind() != k || !e.live.CompareAndSwap(uint64(h), 0) {
-		return nil, false, badHandle(h, k, argument)
+		return nil, badHandle(h, k, argument)
 	}
 	// Calls are short or bounded by the claim timeout; destroy is rare, so
 	// a growing sleep is simpler than a wake-up that every call would pay for.
@@ -168,10 +161,10 @@ func (t *table) remove(h handle, k kind, argument string) (object any, broken bo
 		runtime.Gosched()
 		time.Sleep(pause)
 	}
-	object, broken = e.object, e.broken.Load()
+	object = e.object
 	t.mu.Lock()
 	e.object = nil
 	t.free = append(t.free, h.index())
 	t.mu.Unlock()
-	return object, broken, nil
+	return object, nil
 }

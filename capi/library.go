@@ -20,7 +20,7 @@ func pcgo_kernel_name() *C.char { return kernelName() }
 
 //export pcgo_reserve_threads
 func pcgo_reserve_threads(threads C.uint32_t) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if threads < 1 || threads > 4096 {
 		return failNew(status.InvalidArgument, "threads: %d, expected 1 to 4096", uint32(threads))
 	}

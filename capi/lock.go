@@ -7,10 +7,18 @@ import (
 	"libprefixcache/gpu"
 )
 
+// markedMutex is a lock with a mark on what it guards: a panic left that half-changed,
+// and whoever takes the lock lets it go again. Objects that share what they change
+// share the lock, and with it the mark. The mark is guarded by the lock itself.
+type markedMutex struct {
+	sync.Mutex
+	broken bool
+}
+
 // meteredMutex is the lock of a context object. It counts the calls that found it
 // taken and what they waited; the counters are guarded by the lock itself.
 type meteredMutex struct {
-	sync.Mutex
+	markedMutex
 	waits, nanoseconds uint64
 }
 

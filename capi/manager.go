@@ -66,7 +66,7 @@ func lockManager(h C.pc_handle, own bool) (*manager, *status.Error) {
 	if !m.mu.TryLock() { // Lock is this, but not placed inline
 		m.mu.await()
 	}
-	if e.broken.Load() { // by the call that was waited for
+	if m.mu.broken {
 		m.unlock()
 		return nil, leftBroken(kindManager, "manager")
 	}
@@ -84,7 +84,7 @@ func (m *manager) leave(st *C.pc_status) {
 	r := recover()
 	if m != nil {
 		if r != nil {
-			m.entry.broken.Store(true) // before others come in
+			m.mu.broken = true // before others come in
 		}
 		m.mu.Unlock()
 		m.entry.leave()
@@ -92,6 +92,15 @@ func (m *manager) leave(st *C.pc_status) {
 	if r != nil {
 		caught(st, r) // without the lock: the host's log may call back
 	}
+}
+
+// exit is unlock for a part of a call: a panic is marked and passed on.
+func (m *manager) exit() {
+	if r := recover(); r != nil {
+		m.mu.broken = true
+		defer panic(r)
+	}
+	m.unlock()
 }
 
 func (m *manager) lease(h C.pc_handle) prefix.LeaseID {
@@ -147,7 +156,7 @@ func recordLimit(v C.int32_t) (int32, *status.Error) {
 
 //export pcgo_manager_create
 func pcgo_manager_create(in *C.pc_manager_options, result *C.pc_handle) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if err := out("manager", result); err != nil {
 		return fail(err)
 	}
@@ -219,7 +228,7 @@ func pcgo_manager_create(in *C.pc_manager_options, result *C.pc_handle) (st C.pc
 
 //export pcgo_manager_destroy
 func pcgo_manager_destroy(h *C.pc_handle) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if err := aligned("manager", h); err != nil {
 		return fail(err)
 	}
@@ -237,14 +246,14 @@ func pcgo_manager_destroy(h *C.pc_handle) (st C.pc_status) {
 			return failNew(status.WrongState, "manager: it belongs to a coordinator, which frees it")
 		}
 	}
-	object, broken, err := handles.remove(handle(*h), kindManager, "manager")
+	object, err := handles.remove(handle(*h), kindManager, "manager")
 	if err != nil {
 		return fail(err)
 	}
 	*h = 0
 	m = object.(*manager)
 	m.most.end()
-	if !broken {
+	if !m.mu.broken {
 		m.m.Close()
 	}
 	return C.PC_OK

@@ -19,7 +19,7 @@ import (
 
 //export pcgo_metrics_text
 func pcgo_metrics_text(sources *C.pc_metrics_source, num C.uint64_t, text *C.char, space C.uint64_t, size *C.uint64_t) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if err := out("size", size); err != nil {
 		return fail(err)
 	}
@@ -75,11 +75,11 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 	}
 	switch handle(s.cache).kind() {
 	case kindOmni:
-		o, e, err := enterOmni(s.cache)
+		o, err := enterOmni(s.cache)
 		if err != nil {
 			return err
 		}
-		defer e.leave()
+		defer o.entry.leave()
 		stats := o.stats()
 		if err := p.begin(i, "omni", labels); err != nil {
 			return err
@@ -90,10 +90,7 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 		if err != nil {
 			return err
 		}
-		m := manager{mu: &x.mu, m: x.c.Manager()}
-		metrics, stats, tenants := x.metrics(), m.stats(), slices.Collect(m.m.Tenants())
-		x.unlock()
-		x.entry.leave()
+		metrics, stats, tenants := x.figures()
 		if err := p.begin(i, "context", labels); err != nil {
 			return err
 		}
@@ -105,8 +102,7 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 		if err != nil {
 			return err
 		}
-		stats, tenants := m.stats(), slices.Collect(m.m.Tenants())
-		m.unlock()
+		stats, tenants := m.figures()
 		if err := p.begin(i, "context", labels); err != nil {
 			return err
 		}
@@ -117,6 +113,19 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 		return status.New(status.BadHandle, "sources[%d].cache: %#x, expected an omni cache, a coordinator or a page manager", i, uint64(s.cache))
 	}
 	return nil
+}
+
+// figures is everything that is told of a coordinator; it has been entered.
+func (x *contextCache) figures() (C.pc_context_metrics, C.pc_manager_stats, []prefix.TenantInfo) {
+	defer x.exit()
+	m := manager{mu: &x.mu, m: x.c.Manager()}
+	return x.metrics(), m.stats(), slices.Collect(m.m.Tenants())
+}
+
+// figures is everything that is told of a manager; it has been entered.
+func (m *manager) figures() (C.pc_manager_stats, []prefix.TenantInfo) {
+	defer m.exit()
+	return m.stats(), slices.Collect(m.m.Tenants())
 }
 
 func (p *page) wait(cause string, count, nanoseconds C.uint64_t) {

@@ -20,6 +20,7 @@ import (
 type omniCache struct {
 	cache     *omni.Cache
 	device    *omniDevice
+	entry     *entry         // of the cache's handle
 	committer *gpu.Committer // the background thread, or nil
 	log       limiter
 	warmer    *warmer // or nil
@@ -33,13 +34,28 @@ type omniCache struct {
 	save     omni.SaveArgs
 }
 
-// enterOmni holds the cache of a handle until guard releases it.
-func enterOmni(h C.pc_handle) (*omniCache, *entry, *status.Error) {
+// enterOmni holds the cache of a handle until leave. Core has the lock, and the mark on it.
+func enterOmni(h C.pc_handle) (*omniCache, *status.Error) {
 	e, err := handles.enter(handle(h), kindOmni, "cache")
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return e.object.(*omniCache), e, nil
+	return e.object.(*omniCache), nil
+}
+
+// leave is deferred by every export that enters, whether that succeeded or not: guard,
+// and the end of what enterOmni began.
+func (o *omniCache) leave(st *C.pc_status) {
+	r := recover()
+	if o != nil {
+		if r != nil && r != any(omni.ErrBroken) {
+			o.cache.Break() // core has, unless the panic was out here
+		}
+		o.entry.leave()
+	}
+	if r != nil {
+		caught(st, r)
+	}
 }
 
 // lockEngine refuses to overlap two engine calls.
@@ -62,7 +78,7 @@ const (
 
 //export pcgo_omni_create
 func pcgo_omni_create(in *C.pc_omni_options, cache *C.pc_handle) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if err := out("cache", cache); err != nil {
 		return fail(err)
 	}
@@ -103,6 +119,7 @@ func pcgo_omni_create(in *C.pc_omni_options, cache *C.pc_handle) (st C.pc_status
 		_ = o.close()
 		return fail(herr)
 	}
+	o.entry = handles.at(h.index())
 	tellHugePages()
 	*cache = C.pc_handle(h)
 	return C.PC_OK
@@ -126,13 +143,13 @@ func newOmni(cfg omni.Config) (*omniCache, error) {
 		arena.ZeroOnRelease()
 	}
 	if cfg.WarmBytes > 0 {
-		o.warmer = &warmer{cache: o.cache}
+		o.warmer = &warmer{cache: o}
 	}
 	o.device.landed = make([]gpu.Event, cfg.StagingDepth)
 	if cfg.Threaded {
 		// Bound to no device: there may never be one. runJob binds the thread when
 		// the first job has to wait for one.
-		if o.committer, err = gpu.StartCommitter[omni.Job](gpu.NewHost(), o.cache, o.runJob); err != nil {
+		if o.committer, err = gpu.StartCommitter[omni.Job](gpu.NewHost(), o, o.runJob); err != nil {
 			return nil, err
 		}
 	}
@@ -157,6 +174,13 @@ func (o *omniCache) close() (err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		defer func() {
+			if r := recover(); r != nil {
+				var st C.pc_status
+				caught(&st, r)
+				err = status.New(status.Internal, "internal error: %v", r)
+			}
+		}()
 		runtime.LockOSThread()
 		err = o.closeDevice()
 	}()
@@ -172,6 +196,33 @@ func (o *omniCache) closeDevice() error {
 		}
 	}
 	return err
+}
+
+// AwaitJob and JobDone are core's for the committer, whose thread no panic may leave: a
+// broken cache has no more jobs.
+func (o *omniCache) AwaitJob() (job omni.Job, ok bool) {
+	defer o.survive()
+	return o.cache.AwaitJob()
+}
+
+func (o *omniCache) JobDone(job *omni.Job, err error) {
+	defer o.survive()
+	o.cache.JobDone(job, err)
+}
+
+// warm is core's for the warmer, whose thread is ours, too.
+func (o *omniCache) warm(piece int64) (bytes int64, done bool) {
+	done = true
+	defer o.survive()
+	return o.cache.Warm(piece)
+}
+
+// survive is deferred by what runs on a thread of ours. Core's lock has the mark.
+func (o *omniCache) survive() {
+	if r := recover(); r != nil {
+		var nobodys C.pc_status
+		caught(&nobodys, r)
+	}
 }
 
 // runJob turns a panic into a failed write: the loop never ends because of one.
@@ -192,18 +243,18 @@ func (o *omniCache) runJob(job *omni.Job) (err error) {
 
 //export pcgo_omni_shutdown
 func pcgo_omni_shutdown(cache C.pc_handle) (st C.pc_status) {
-	o, e, err := enterOmni(cache)
+	o, err := enterOmni(cache)
+	defer o.leave(&st)
 	if err != nil {
 		return fail(err)
 	}
-	defer guard(&st, e)
 	o.cache.Shutdown()
 	return o.done(nil) // a write may have failed behind the last call
 }
 
 //export pcgo_omni_destroy
 func pcgo_omni_destroy(cache *C.pc_handle) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if err := aligned("cache", cache); err != nil {
 		return fail(err)
 	}
@@ -211,19 +262,16 @@ func pcgo_omni_destroy(cache *C.pc_handle) (st C.pc_status) {
 		return C.PC_OK
 	}
 	h := handle(*cache)
-	// Shutdown first: it wakes the calls that remove would wait for.
-	if e, _ := handles.enter(h, kindOmni, "*cache"); e != nil {
-		e.object.(*omniCache).cache.Shutdown()
-		e.object.(*omniCache).report()
-		e.leave()
-	}
-	object, broken, err := handles.remove(h, kindOmni, "*cache")
+	// Shutdown first: it wakes the calls that remove would wait for. What becomes of it is
+	// told below.
+	pcgo_omni_shutdown(*cache)
+	object, err := handles.remove(h, kindOmni, "*cache")
 	if err != nil {
 		return fail(err)
 	}
 	*cache = 0
-	if broken {
-		// The panic may have left its lock held: its memory is given up.
+	if object.(*omniCache).cache.Broken() {
+		// Nobody knows what still writes to its memory.
 		logLine(C.PC_LOG_ERROR, "an omni cache that an internal error left unusable was destroyed; its memory is not returned")
 		return C.PC_OK
 	}

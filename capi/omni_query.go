@@ -14,11 +14,11 @@ import (
 
 //export pcgo_omni_get_stats
 func pcgo_omni_get_stats(cache C.pc_handle, stats *C.pc_omni_stats) (st C.pc_status) {
-	o, e, err := enterOmni(cache)
+	o, err := enterOmni(cache)
+	defer o.leave(&st)
 	if err != nil {
 		return fail(err)
 	}
-	defer guard(&st, e)
 	if err := out("stats", stats); err != nil {
 		return fail(err)
 	}
@@ -31,11 +31,11 @@ func pcgo_omni_get_stats(cache C.pc_handle, stats *C.pc_omni_stats) (st C.pc_sta
 
 //export pcgo_omni_inspect
 func pcgo_omni_inspect(cache C.pc_handle, key C.uint32_t, slots *C.int64_t, numSlots C.size_t, states *C.pc_omni_slot_state, rows unsafe.Pointer, rowsBytes C.uint64_t) (st C.pc_status) {
-	o, e, err := enterOmni(cache)
+	o, err := enterOmni(cache)
+	defer o.leave(&st)
 	if err != nil {
 		return fail(err)
 	}
-	defer guard(&st, e)
 	in, err := slice[int64]("slots", unsafe.Pointer(slots), uint64(numSlots))
 	if err != nil {
 		return fail(err)
@@ -52,21 +52,21 @@ func pcgo_omni_inspect(cache C.pc_handle, key C.uint32_t, slots *C.int64_t, numS
 
 //export pcgo_omni_check
 func pcgo_omni_check(cache C.pc_handle) (st C.pc_status) {
-	o, e, err := enterOmni(cache)
+	o, err := enterOmni(cache)
+	defer o.leave(&st)
 	if err != nil {
 		return fail(err)
 	}
-	defer guard(&st, e)
 	return fail(o.cache.Check())
 }
 
 //export pcgo_omni_fail_write
 func pcgo_omni_fail_write(cache C.pc_handle, nth C.uint64_t) (st C.pc_status) {
-	o, e, err := enterOmni(cache)
+	o, err := enterOmni(cache)
+	defer o.leave(&st)
 	if err != nil {
 		return fail(err)
 	}
-	defer guard(&st, e)
 	o.cache.FailWrite(uint64(nth))
 	return C.PC_OK
 }

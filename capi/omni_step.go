@@ -16,11 +16,11 @@ import (
 
 //export pcgo_omni_set_policy
 func pcgo_omni_set_policy(cache C.pc_handle, needsHidden C.uint32_t) (st C.pc_status) {
-	o, e, err := enterOmni(cache)
+	o, err := enterOmni(cache)
+	defer o.leave(&st)
 	if err != nil {
 		return fail(err)
 	}
-	defer guard(&st, e)
 	if needsHidden > 1 {
 		return failNew(status.InvalidArgument, "needs_hidden: %d, expected 0 or 1", uint32(needsHidden))
 	}
@@ -35,11 +35,11 @@ const maxKeyName = 4096
 
 //export pcgo_omni_open_key
 func pcgo_omni_open_key(cache C.pc_handle, name *C.char, nameSize C.size_t, rowBytes C.uint64_t, typeTag, schedule C.uint32_t, key *C.uint32_t) (st C.pc_status) {
-	o, e, err := enterOmni(cache)
+	o, err := enterOmni(cache)
+	defer o.leave(&st)
 	if err != nil {
 		return fail(err)
 	}
-	defer guard(&st, e)
 	if name == nil || nameSize == 0 || nameSize > maxKeyName {
 		return failNew(status.InvalidArgument, "name: null or %d bytes, expected 1 to %d bytes", uint64(nameSize), maxKeyName)
 	}
@@ -74,11 +74,11 @@ func pcgo_omni_open_key(cache C.pc_handle, name *C.char, nameSize C.size_t, rowB
 
 //export pcgo_omni_step_begin
 func pcgo_omni_step_begin(cache C.pc_handle, finished *C.uint64_t, numFinished C.size_t, arrivals *C.pc_omni_new_request, numArrivals C.size_t, hitAccepted *C.uint8_t) (st C.pc_status) {
-	o, e, err := enterOmni(cache)
+	o, err := enterOmni(cache)
+	defer o.leave(&st)
 	if err != nil {
 		return fail(err)
 	}
-	defer guard(&st, e)
 	done, err := slice[uint64]("finished", unsafe.Pointer(finished), uint64(numFinished))
 	if err != nil {
 		return fail(err)
@@ -113,11 +113,11 @@ func pcgo_omni_step_begin(cache C.pc_handle, finished *C.uint64_t, numFinished C
 
 //export pcgo_omni_save
 func pcgo_omni_save(cache C.pc_handle, args *C.pc_omni_save_args) (st C.pc_status) {
-	o, e, err := enterOmni(cache)
+	o, err := enterOmni(cache)
+	defer o.leave(&st)
 	if err != nil {
 		return fail(err)
 	}
-	defer guard(&st, e)
 	if args == nil {
 		return failNew(status.InvalidArgument, "args: null, expected a pc_omni_save_args")
 	}
@@ -177,11 +177,11 @@ func pcgo_omni_save(cache C.pc_handle, args *C.pc_omni_save_args) (st C.pc_statu
 
 //export pcgo_omni_materialize
 func pcgo_omni_materialize(cache C.pc_handle, step C.uint64_t, reads *C.pc_omni_read, numReads C.size_t) (st C.pc_status) {
-	o, e, err := enterOmni(cache)
+	o, err := enterOmni(cache)
+	defer o.leave(&st)
 	if err != nil {
 		return fail(err)
 	}
-	defer guard(&st, e)
 	list, err := omniReads(reads, numReads)
 	if err != nil {
 		// The step is used up all the same (O-22).
@@ -207,10 +207,10 @@ func omniReads(reads *C.pc_omni_read, numReads C.size_t) ([]omni.Read, *status.E
 
 //export pcgo_omni_discard
 func pcgo_omni_discard(cache C.pc_handle, step C.uint64_t) (st C.pc_status) {
-	o, e, err := enterOmni(cache)
+	o, err := enterOmni(cache)
+	defer o.leave(&st)
 	if err != nil {
 		return fail(err)
 	}
-	defer guard(&st, e)
 	return o.done(o.cache.Discard(uint64(step)))
 }

@@ -6,7 +6,6 @@ package main
 import "C"
 
 import (
-	"sync"
 	"unsafe"
 
 	"libprefixcache/core/coordinator"
@@ -17,7 +16,7 @@ import (
 // pageTable is what a handle of a page table stands for: core's host state, and
 // the device copy with the staging memory that uploads go through.
 type pageTable struct {
-	mu       sync.Mutex
+	mu       markedMutex
 	t        *coordinator.PageTable
 	dev      gpu.Device
 	mirror   gpu.Addr
@@ -61,7 +60,7 @@ func (t *pageTable) bytes() int64    { return int64(t.t.MaxBatch()) * t.rowBytes
 
 //export pcgo_table_create
 func pcgo_table_create(options *C.pc_table_options, table *C.pc_handle) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if err := out("table", table); err != nil {
 		return fail(err)
 	}
@@ -209,7 +208,7 @@ func enterTable(h C.pc_handle) (*pageTable, *status.Error) {
 	}
 	t := e.object.(*pageTable)
 	t.mu.Lock()
-	if e.broken.Load() { // by the call that was waited for
+	if t.mu.broken {
 		t.unlock()
 		return nil, leftBroken(kindTable, "table")
 	}
@@ -226,7 +225,7 @@ func (t *pageTable) leave(st *C.pc_status) {
 	r := recover()
 	if t != nil {
 		if r != nil {
-			t.entry.broken.Store(true) // before others come in
+			t.mu.broken = true // before others come in
 		}
 		t.unlock()
 	}
@@ -248,7 +247,7 @@ func enterTableChange(h C.pc_handle) (*pageTable, *status.Error) {
 
 //export pcgo_table_destroy
 func pcgo_table_destroy(h *C.pc_handle) (st C.pc_status) {
-	defer guard(&st, nil)
+	defer guard(&st)
 	if err := aligned("table", h); err != nil {
 		return fail(err)
 	}
@@ -267,7 +266,7 @@ func pcgo_table_destroy(h *C.pc_handle) (st C.pc_status) {
 			return failNew(status.Busy, "table: a coordinator uses it, expected it to be destroyed first")
 		}
 	}
-	if _, _, err := handles.remove(handle(*h), kindTable, "table"); err != nil {
+	if _, err := handles.remove(handle(*h), kindTable, "table"); err != nil {
 		return fail(err)
 	}
 	if t != nil {

@@ -4,14 +4,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"libprefixcache/core/omni"
 )
 
 // warmer makes the mirrors of a cache present in the background. It runs from the
 // opening of a key until there is nothing left to do.
 type warmer struct {
-	cache *omni.Cache
+	cache *omniCache
 
 	mu      sync.Mutex
 	running sync.WaitGroup
@@ -48,7 +46,7 @@ func (w *warmer) run() {
 		for done := false; !done && !w.stopped.Load(); {
 			var n int64
 			began := time.Now()
-			n, done = w.cache.Warm(warmPiece)
+			n, done = w.cache.warm(warmPiece)
 			switch {
 			case done:
 			case n == 0: // beside an engine call

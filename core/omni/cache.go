@@ -171,7 +171,7 @@ func (c *Cache) leave() {
 // stack; the lock is held again even when f panics.
 func (c *Cache) unlocked(f func()) {
 	c.mu.Unlock()
-	defer c.mu.Lock()
+	defer c.mu.relock()
 	c.preempt()
 	f()
 	c.preempt()

@@ -89,6 +89,9 @@ func (c *Cache) Materialize(step uint64, reads []Read) error {
 
 // endRead frees the context in every way out of Materialize.
 func (c *Cache) endRead(x *stepCtx) {
+	if c.mu.broken {
+		return // by another call: its lists may be half-changed, and nobody looks any more
+	}
 	if !x.plansClosed {
 		c.closePlans(x)
 	}

@@ -58,12 +58,13 @@ func (c *Cache) wait(q Queue, deadline int64) bool {
 	if c.mu.any {
 		// Whoever is to be woken is what this thread is going to wait for.
 		c.mu.Unlock()
-		c.mu.Lock()
+		c.mu.relock()
 		return true
 	}
 	c.parked[q]++
 	ok := c.cfg.Waiter.Wait(&c.mu.Mutex, q, deadline)
 	c.parked[q]--
+	c.mu.verify()
 	return ok
 }
 
