@@ -217,9 +217,14 @@ func (a *admissionArgs) convert(in *C.pc_admission, maxBatch int32) (*coordinato
 			return nil, err
 		}
 	}
-	a.admission = coordinator.Admission{Sequences: a.sequences, Mode: coordinator.ExecutionMode(in.execution),
-		Lookup: coordinator.LookupPolicy(in.lookup), Commit: coordinator.CommitPolicy(in.commit), Slots: slots}
+	a.admission = policies(in)
+	a.admission.Sequences, a.admission.Slots = a.sequences, slots
 	return &a.admission, nil
+}
+
+func policies(in *C.pc_admission) coordinator.Admission {
+	return coordinator.Admission{Mode: coordinator.ExecutionMode(in.execution), Lookup: coordinator.LookupPolicy(in.lookup),
+		Commit: coordinator.CommitPolicy(in.commit)}
 }
 
 // forget drops what points into the host's memory, which the host may give back

@@ -24,19 +24,22 @@ func pcgo_context_begin(ctx C.pc_handle, admission *C.pc_admission, starts *C.pc
 	if x.closing {
 		return failNew(status.BadHandle, "context: %#x is being destroyed", uint64(ctx))
 	}
-	if err := out("starts", starts); err != nil {
-		return fail(err)
-	}
-	if err := out("request", request); err != nil {
-		return fail(err)
-	}
 	defer x.args.forget()
 	a, serr := x.args.convert(admission, int32(x.maxBatch))
-	if serr != nil {
-		return fail(serr)
+	if serr == nil {
+		serr = out("starts", starts)
 	}
-	if err := disjoint("starts", starts, uint64(admission.num_sequences), "request", request, 1); err != nil {
-		return fail(err)
+	if serr == nil {
+		serr = out("request", request)
+	}
+	if serr == nil {
+		serr = disjoint("starts", starts, uint64(admission.num_sequences), "request", request, 1)
+	}
+	if serr != nil {
+		if err := x.ready(admission); err != nil {
+			return fail(err) // 13.3 asks for it before anything about the batch
+		}
+		return fail(serr)
 	}
 	h, err := x.c.Begin(a, uint64(admission.stream))
 	if err != nil {
@@ -57,6 +60,16 @@ func pcgo_context_begin(ctx C.pc_handle, admission *C.pc_admission, starts *C.pc
 	}
 	*request = C.pc_handle(h)
 	return C.PC_OK
+}
+
+// ready is what core asks of an admission before it looks at its batch, which may be
+// unreadable.
+func (x *contextCache) ready(in *C.pc_admission) error {
+	if in == nil || inSize("admission", in, in.struct_size, unsafe.Sizeof(*in)) != nil {
+		return nil
+	}
+	a := policies(in)
+	return x.c.Ready(&a, uint64(in.stream))
 }
 
 // plainStep is a step that takes nothing but the request.

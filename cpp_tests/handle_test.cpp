@@ -99,6 +99,27 @@ TEST_P(HandleInEveryPhase, C105_DroppedAndNotDrained) {
     }
 }
 
+// 13.3 asks for the stream and the policies, then for poison and a live request, and only
+// then looks at the batch.
+TEST(Handle, C106_WhatIsWrongWithTheCoordinatorComesBeforeWhatIsWrongWithTheBatch) {
+    Rig rig(Kind::kHybrid);
+    auto request = bring(rig, Place{"prefill", Kind::kHybrid, true});
+    for (auto const answer : {Status::kRequestFailed, Status::kPoisoned}) {
+        for (size_t const count : {size_t{0}, size_t{99}}) {
+            std::vector<std::vector<int32_t>> const batch(count, tokensOf(4));
+            EXPECT_EQ(rig->beginRequest(admissionOf(batch), kStream).status, answer) << count << " sequences";
+            EXPECT_THROW(rig->beginRequest(admissionOf(batch), cudaStream_t{}), std::runtime_error);
+        }
+        EXPECT_EQ(rig->beginRequest(admissionOf({{}}), kStream).status, answer) << "a sequence without tokens";
+        if (answer == Status::kRequestFailed) {
+            rig.synchronizer.answer = cudaErrorUnknown;
+            EXPECT_EQ(rig->finish(request), Status::kPoisoned);
+            rig.synchronizer.answer = cudaSuccess;
+            EXPECT_EQ(rig->shutdown(), Status::kOk);
+        }
+    }
+}
+
 TEST_P(HandleInEveryPhase, C103_FinishedAnywhere) {
     Rig rig(GetParam().kind);
     auto request = bring(rig, GetParam());

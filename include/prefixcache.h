@@ -1503,7 +1503,8 @@ typedef struct pc_sequence_start {
  *   starts     out, num_sequences entries
  *   request    out
  * Returns PC_OK, PC_REQUEST_FAILED (no capacity, or max_requests are live),
- * PC_POISONED, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED.
+ * PC_POISONED, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED. A poisoned
+ * coordinator, or one whose requests are all live, says so whatever the batch is.
  */
 PC_API pc_status pc_context_begin(pc_handle context, const pc_admission *admission, pc_sequence_start *starts,
                                   pc_handle *request);

@@ -66,6 +66,27 @@ func (c *Coordinator) Begin(a *Admission, stream uint64) (Handle, error) {
 // checkAdmission is every check of Begin, in the order of 13.3, all before the
 // first lease is taken.
 func (c *Coordinator) checkAdmission(a *Admission, stream uint64) error {
+	if err := c.Ready(a, stream); err != nil {
+		return err
+	}
+	limit := c.cfg.MaxBatch
+	if a.Mode == ModeEAGLE {
+		limit = min(limit, c.cfg.DraftMaxBatch)
+	}
+	if n := len(a.Sequences); n < 1 || n > int(limit) {
+		return invalid("begin: batch has %d sequences, expected [1,%d]", n, limit)
+	}
+	for i := range a.Sequences {
+		if err := c.checkSequence(a, i); err != nil {
+			return err
+		}
+	}
+	return c.checkSlots(a, limit)
+}
+
+// Ready is what Begin asks first, whatever the sequences are: a poisoned coordinator
+// says so of an empty batch, too.
+func (c *Coordinator) Ready(a *Admission, stream uint64) error {
 	switch {
 	case stream != c.cfg.Stream:
 		return invalid("begin: stream is %#x, expected the coordinator's own %#x", stream, c.cfg.Stream)
@@ -88,19 +109,7 @@ func (c *Coordinator) checkAdmission(a *Admission, stream uint64) error {
 			return status.New(status.WrongState, "begin: another request's batch compaction is begun, expected compactBatch first")
 		}
 	}
-	limit := c.cfg.MaxBatch
-	if a.Mode == ModeEAGLE {
-		limit = min(limit, c.cfg.DraftMaxBatch)
-	}
-	if n := len(a.Sequences); n < 1 || n > int(limit) {
-		return invalid("begin: batch has %d sequences, expected [1,%d]", n, limit)
-	}
-	for i := range a.Sequences {
-		if err := c.checkSequence(a, i); err != nil {
-			return err
-		}
-	}
-	return c.checkSlots(a, limit)
+	return nil
 }
 
 func (c *Coordinator) checkSequence(a *Admission, i int) error {

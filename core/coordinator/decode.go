@@ -194,7 +194,11 @@ func (c *Coordinator) CompleteDecodeStep(h Handle, advances []Advance, publishab
 }
 
 // checkDecodeAdvance holds an advance against C-95 and C-96: after each step
-// the history is the committed tokens and exactly one lookahead.
+// the history is the committed tokens and exactly one lookahead. C-95 knows nothing of
+// pages. What is refused beyond it is what C-98 could not publish, which counts full
+// blocks: a last page that the runtime has begun without asking for it is its own
+// affair, as is a draft that lags behind (its step may reach less far than a verification
+// accepts, so pages of the common length are not always there).
 func (c *Coordinator) checkDecodeAdvance(r *request, i int, a *Advance, common []int32) error {
 	s := &r.seqs[i]
 	n := len(a.Tokens)

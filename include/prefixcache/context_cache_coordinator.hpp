@@ -29,6 +29,7 @@
 #ifndef PREFIXCACHE_CONTEXT_CACHE_COORDINATOR_HPP
 #define PREFIXCACHE_CONTEXT_CACHE_COORDINATOR_HPP
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <exception>

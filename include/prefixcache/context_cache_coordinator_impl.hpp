@@ -97,7 +97,7 @@ inline ContextCacheCoordinator::BeginRequestResult ContextCacheCoordinator::begi
     impl->executionMode = admission.executionMode;
     impl->sequences.resize(count);
     impl->admissions.resize(count);
-    std::vector<pc_sequence_start> starts(count);
+    std::vector<pc_sequence_start> starts(std::max<size_t>(1, count));  // never null
     std::vector<int32_t> prefillStarts(count);
     for (size_t i = 0; i < count; ++i) {
         auto& state = impl->sequences[i];

@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 
 import pytest
-from context_host import Kind, Live, Rig, Status, prompt
+from context_host import STREAM, Kind, Live, Rig, Status, prompt
 
 from prefixcache import PrefixCacheError
 from prefixcache.context import Phase
@@ -121,6 +121,29 @@ def test_c105_dropped_and_not_drained(place, fault):
     nothing_is_held(rig)
     assert rig.refused(prompt(4, 3)) is Status.POISONED, "C-106, D-7: for good"
     assert rig.coordinator.metrics()["poisoned"]
+    rig.close()
+
+
+def test_c106_what_is_wrong_with_the_coordinator_comes_before_what_is_wrong_with_the_batch():
+    """13.3 asks for the stream and the policies, then for poison and a live request, and only then looks at the batch."""
+    rig = Rig(Kind.HYBRID)
+    live = rig.begin(prompt(20))
+    begin = rig.coordinator.begin_request
+    for answer in (Status.REQUEST_FAILED, Status.POISONED):
+        for batch in ([], [prompt(4, seed) for seed in range(99)], [[]], [prompt(100_000)]):
+            assert rig.refused(*batch) is answer, f"a batch of {len(batch)}"
+            for policy, stream in (("execution_mode", STREAM), ("lookup_policy", STREAM), ("stream", STREAM + 1)):
+                admission = rig.admission(*batch)
+                if policy != "stream":
+                    setattr(admission, policy, 7)
+                with pytest.raises(PrefixCacheError, match=policy.replace("_", " ")):
+                    begin(admission, stream)
+        if answer is Status.REQUEST_FAILED:
+            live.prepare()
+            rig.sync.answer = 700
+            assert live.finish() is Status.POISONED
+            rig.sync.answer = 0
+            assert rig.coordinator.shutdown() is Status.OK
     rig.close()
 
 
