@@ -155,17 +155,19 @@ func (m *Manager) fill(i int32, req *AcquireRequest, f *found) {
 	l, pl := &m.leases[i], &f.plan
 	keep := f.bound.at
 	pages := (f.n + m.cfg.PageTokens - 1) / m.cfg.PageTokens
-	runs := m.takeCells(l, pages-int(keep))
+	at := int(keep) * m.content.width
+	words, filled := f.src.words[at:], 0
+	if f.src.media == nil {
+		filled = m.takeCells(l, pages-int(keep), words)
+		m.write(l, at+filled, words[filled:], nil)
+	} else {
+		m.takeCells(l, pages-int(keep), nil)
+		m.write(l, at, words, f.src.media[at:])
+	}
+	l.history = f.n
 	if n := pl.Demand[DraftPages]; n > 0 {
 		l.draft = m.draft.take(n, l.draft)
 	}
-	at := int(keep) * m.content.width
-	var media []Hash128
-	if f.src.media != nil {
-		media = f.src.media[at:]
-	}
-	l.history = f.n
-	m.write(l, at, f.src.words[at:], media, runs)
 	l.matched = int32(pl.Matched / m.cfg.PageTokens)
 	l.settled = max(l.matched, f.match.at) // the cursor relies on all that matched
 	if m.cfg.Identity == Keys {
@@ -263,14 +265,14 @@ func (m *Manager) Grow(id LeaseID, base, draft int) (bool, error) {
 		m.evictFor(Demand{base, draft}, -1)
 		m.endCause()
 	}
-	m.takeCells(l, base)
+	m.takeCells(l, base, nil)
 	if draft > 0 {
 		l.draft = m.draft.take(draft, l.draft)
 	}
 	// Tokens that arrived before their pages move in now.
 	if early := l.early; len(early) > 0 {
 		l.early = early[:0]
-		m.write(l, l.history-len(early), early, nil, nil)
+		m.write(l, l.history-len(early), early, nil)
 	}
 	m.notePeaks()
 	return true, nil
@@ -291,7 +293,7 @@ func (m *Manager) Append(id LeaseID, tokens []int32) error {
 	}
 	if !l.attention {
 		p := m.cfg.PageTokens
-		m.takeCells(l, max(0, (l.history+len(tokens)+p-1)/p-len(l.cells)))
+		m.takeCells(l, max(0, (l.history+len(tokens)+p-1)/p-len(l.cells)), nil)
 	}
 	at := l.history
 	l.history += len(tokens)
@@ -303,6 +305,6 @@ func (m *Manager) Append(id LeaseID, tokens []int32) error {
 		copy(m.content.cell(l.cells[i])[off:], tokens)
 		return nil
 	}
-	m.write(l, at, tokens, nil, nil)
+	m.write(l, at, tokens, nil)
 	return nil
 }

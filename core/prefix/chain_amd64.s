@@ -1,4 +1,4 @@
-//go:build !purego
+//go:build !noasm && !purego
 
 #include "textflag.h"
 
@@ -98,4 +98,61 @@ equal:
 
 done:
 	MOVQ R11, ret+64(FP)
+	RET
+
+// func fillPages(words, slab, next *int32, cell int32, n, bytes int64, out *int32) int32
+//
+// A second walk of the links, WALK cells ahead of the copy, makes their cache misses
+// overlap with the stores, which go to memory anyway.
+#define WALK 8
+TEXT ·fillPages(SB), NOSPLIT, $0-60
+	MOVQ    words+0(FP), SI
+	MOVQ    slab+8(FP), DI
+	MOVQ    next+16(FP), R8
+	MOVLQSX cell+24(FP), AX
+	MOVQ    n+32(FP), CX
+	MOVQ    bytes+40(FP), R9
+	MOVQ    out+48(FP), R10
+	MOVQ    AX, R12 // cell of the walk ahead
+	MOVQ    CX, R11
+	SUBQ    $WALK, R11 // steps that it takes beside the copy
+	JLE     page
+	MOVQ    $WALK, R13
+
+first:
+	MOVLQSX (R8)(R12*4), R12
+	DECQ    R13
+	JNZ     first
+
+page:
+	MOVL    AX, (R10)
+	ADDQ    $4, R10
+	MOVQ    AX, DX
+	IMULQ   R9, DX
+	ADDQ    DI, DX
+	MOVLQSX (R8)(AX*4), AX
+	TESTQ   R11, R11
+	JLE     copy
+	MOVLQSX (R8)(R12*4), R12
+	DECQ    R11
+
+copy:
+	MOVQ R9, BX
+
+line:
+	MOVOU  (SI), X0
+	MOVOU  16(SI), X1
+	MOVOU  32(SI), X2
+	MOVOU  48(SI), X3
+	MOVNTO X0, (DX)
+	MOVNTO X1, 16(DX)
+	MOVNTO X2, 32(DX)
+	MOVNTO X3, 48(DX)
+	ADDQ   $64, SI
+	ADDQ   $64, DX
+	SUBQ   $64, BX
+	JNZ    line
+	DECQ   CX
+	JNZ    page
+	MOVL   AX, ret+56(FP)
 	RET

@@ -20,7 +20,6 @@ type content struct {
 	base    int32   // cells below are base pages
 	words   []int32 // base cells, which live in slab outside the Go heap
 	slab    *rows.Mirror
-	runs    []rows.Run // scratch of takeCells
 	shadow  [][]int32
 	next    []int32 // chain links of all cells; the base part is the base pool's
 	spare   chain   // free shadow cells
@@ -92,23 +91,18 @@ func (c *content) clearMedia(id int32) {
 	c.mediaOf[id] = 0
 }
 
-// fill writes the words of cells from position 0; media is nil or as long as
-// words. runs, if not empty, are the runs of adjacent cells: many words go to
-// them past the cache, because a long prompt's tokens are read again at the next
-// hit at the earliest, and plain stores to cold memory cost three times as much
-// (28 KiB: 0.9 µs against 2.9).
-func (c *content) fill(cells []int32, words []int32, media []Hash128, runs []rows.Run) {
+func (c *content) clearMediaOf(cells []int32) {
+	if c.mediaOf != nil {
+		for _, id := range cells {
+			c.clearMedia(id)
+		}
+	}
+}
+
+// fill writes the words of cells from position 0; media is nil or as long as words.
+func (c *content) fill(cells []int32, words []int32, media []Hash128) {
 	if media == nil {
-		if c.mediaOf != nil {
-			for _, id := range cells[:(len(words)+c.width-1)/c.width] {
-				c.clearMedia(id)
-			}
-		}
-		if len(words) >= streamWords && len(runs) > 0 {
-			full := len(words) / c.width
-			c.stream(runs, full, words)
-			cells, words = cells[full:], words[full*c.width:]
-		}
+		c.clearMediaOf(cells[:(len(words)+c.width-1)/c.width])
 		for i := 0; len(words) > 0; i++ {
 			words = words[copy(c.cell(cells[i]), words):]
 		}
@@ -121,22 +115,6 @@ func (c *content) fill(cells []int32, words []int32, media []Hash128, runs []row
 		c.fillMedia(cells[i], media[:n])
 		words, media = words[n:], media[n:]
 	}
-}
-
-const streamWords = 1024
-
-// stream fills the first n cells of runs.
-func (c *content) stream(runs []rows.Run, n int, words []int32) {
-	for i := range runs {
-		if n -= int(runs[i].Len); n <= 0 {
-			runs[i].Len += int64(n)
-			runs = runs[:i+1]
-		}
-		if n <= 0 {
-			break
-		}
-	}
-	c.slab.ScatterRuns(unsafe.Pointer(unsafe.SliceData(words)), int64(c.width)*4, runs)
 }
 
 func hasMedia(media []Hash128) bool {

@@ -1,7 +1,5 @@
 package prefix
 
-import "libprefixcache/core/rows"
-
 // draftPool is the pool of draft pages, and the forest they form.
 //
 // Draft pages are never made canonical block by block (C-27): a lease binds the
@@ -14,9 +12,8 @@ import "libprefixcache/core/rows"
 type draftPool struct {
 	pagePool
 	prev   []int32
-	owners []int32    // leases that end here + active children
-	marks  []int32    // records that end here + cached children
-	runs   []rows.Run // scratch
+	owners []int32 // leases that end here + active children
+	marks  []int32 // records that end here + cached children
 }
 
 func newDraftPool(size int) draftPool {
@@ -27,7 +24,7 @@ func newDraftPool(size int) draftPool {
 // be owned by the same lease, whose end moves to the new last page.
 func (d *draftPool) take(n int, path []int32) []int32 {
 	had := len(path)
-	path, d.runs = d.pagePool.take(n, path, d.runs[:0])
+	path = d.pagePool.take(n, path)
 	for i := had; i < len(path); i++ {
 		d.owners[path[i]] = 1 // its child in the path, or the lease's end
 		if i == 0 {

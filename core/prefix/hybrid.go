@@ -156,7 +156,7 @@ func (m *Manager) PublishHybridKeys(id LeaseID, first int, keys []Hash128, at Ch
 	}
 	// A pure recurrent lease has no pages to run out of; its content grows here.
 	if !l.attention {
-		m.takeCells(l, max(0, c-len(l.cells)))
+		m.takeCells(l, max(0, c-len(l.cells)), nil)
 	}
 	if err := m.settleKeys(l, first, keys, int32(c)); err != nil {
 		return PublishResult{}, err

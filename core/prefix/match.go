@@ -173,7 +173,7 @@ func (m *Manager) common(src *source, at, cell, n int32, out *[]int32) (same, la
 // appends the equal ones to out. The links and the cells are cache misses each;
 // so the links are followed some way ahead of the comparison.
 func (c *content) scattered(words []int32, cell, n int32, out []int32) []int32 {
-	if haveComparePages && c.width%4 == 0 {
+	if haveKernels && c.width%4 == 0 {
 		had := len(out)
 		out = slices.Grow(out, int(n))[:had+int(n)]
 		_ = words[int(n)*c.width-1]

@@ -89,7 +89,7 @@ func TestLongPromptsOverScatteredPages(t *testing.T) {
 // TestComparePages holds the assembly against its plain twin: every width it is
 // used for, every length, a difference in every word.
 func TestComparePages(t *testing.T) {
-	if !haveComparePages {
+	if !haveKernels {
 		t.Log("no assembly in this build; the twin compares with itself")
 	}
 	r := rand.New(rand.NewPCG(5, 5))
@@ -134,6 +134,58 @@ func TestComparePages(t *testing.T) {
 				words[at] ^= 1 << bit
 			}
 		}
+	}
+}
+
+// TestFillPages looks at every word of the slab: what was to be written is, in the order of
+// the chain, and nothing beside it.
+func TestFillPages(t *testing.T) {
+	if !haveKernels {
+		t.Log("no assembly in this build, nothing to hold against a twin")
+		return
+	}
+	r := rand.New(rand.NewPCG(6, 6))
+	const cells = 40
+	for _, width := range []int{16, 32, 48, 128} {
+		slab, words, next := make([]int32, cells*width), make([]int32, cells*width), make([]int32, cells)
+		for i := range words {
+			words[i] = int32(r.Uint32())
+		}
+		for n := 1; n < cells; n++ {
+			clear(slab)
+			order := r.Perm(cells)
+			for i, p := range order[:cells-1] {
+				next[p] = int32(order[i+1])
+			}
+			out := make([]int32, n+1)
+			rest := fillPages(&words[0], &slab[0], &next[0], int32(order[0]), int64(n), int64(width)*4, &out[0])
+			want := make([]int32, cells*width)
+			for i, p := range order[:n] {
+				copy(want[p*width:], words[i*width:(i+1)*width])
+				if out[i] != int32(p) {
+					t.Fatalf("width %d, %d cells: cell %d is %d, want %d", width, n, i, out[i], p)
+				}
+			}
+			if rest != int32(order[n]) || out[n] != 0 || !slices.Equal(slab, want) {
+				t.Fatalf("width %d, %d cells: wrong words, or %d behind them, want %d", width, n, rest, order[n])
+			}
+		}
+	}
+}
+
+func TestPromptOfSeveralPieces(t *testing.T) {
+	tok := tokens(1, 2*pieceWords+300)
+	for _, page := range []int{32, 2 * pieceWords} {
+		h := newHost(t, Config{PageTokens: page, BasePages: len(tok)/page + 1})
+		scrambled(h.Manager, rand.New(rand.NewPCG(7, 7)), 50)
+		id, _ := h.vanilla(tok)
+		got := make([]int32, len(tok))
+		if err := h.History(id, 0, got); err != nil || !slices.Equal(got, tok) {
+			t.Fatalf("page %d: the lease's history differs, %v", page, err)
+		}
+		h.publish(id, len(tok))
+		h.release(id)
+		wantEqual(t, "hit", h.hit(AcquireRequest{Tokens: tok}), len(tok)/page*page)
 	}
 }
 

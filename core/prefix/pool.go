@@ -3,7 +3,6 @@ package prefix
 import (
 	"math"
 
-	"libprefixcache/core/rows"
 	"libprefixcache/core/status"
 )
 
@@ -54,31 +53,32 @@ func newPagePool(size int) pagePool {
 // pin more cached pages are active. Exact, because only records and leases hold pages.
 func (p *pagePool) canHold(pin, want int) bool { return want <= p.size-p.active-pin }
 
-// take cuts n pages from the head of the free list, appends their ids to out and
-// the runs of adjacent ids to runs, and makes them active. The caller checked that
-// they are there.
-func (p *pagePool) take(n int, out []int32, runs []rows.Run) ([]int32, []rows.Run) {
+// take cuts n pages from the head of the free list, appends their ids to out, and makes
+// them active. The caller checked that they are there.
+func (p *pagePool) take(n int, out []int32) []int32 {
 	at := p.free.first
 	for left := int32(n); left > 0; {
 		run := adjacent(p.next, at, left)
 		// The links of a run are its ids, one further.
 		out = append(append(out, at), p.next[at:at+run-1]...)
-		runs = append(runs, rows.Run{Slot: int64(at), Len: int64(run)})
 		at = p.next[at+run-1]
 		left -= run
 	}
+	p.cut(n, at)
+	return out
+}
+
+// cut makes the first n pages of the free list active; at is the one behind them.
+func (p *pagePool) cut(n int, at int32) {
 	p.free.first = at
 	p.free.n -= n
 	p.active += n
-	return out, runs
 }
 
 // takeOne is take of one page, which is what decoding asks for.
 func (p *pagePool) takeOne() int32 {
 	page := p.free.first
-	p.free.first = p.next[page]
-	p.free.n--
-	p.active++
+	p.cut(1, p.next[page])
 	return page
 }
 
