@@ -77,7 +77,7 @@ func (l *limiter) tell(s subject, level C.int32_t, text func() string) {
 	}
 	line := text()
 	if left > 0 {
-		line += fmt.Sprintf(" (and %d times more since the last such line)", left)
+		line += fmt.Sprintf(" (such lines left out since the last one: %d)", left)
 	}
 	logLine(level, line)
 }

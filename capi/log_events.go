@@ -8,7 +8,6 @@ import "C"
 import (
 	"fmt"
 	"math/bits"
-	"time"
 
 	"libprefixcache/core/omni"
 )
@@ -38,8 +37,8 @@ func (o *omniCache) tell(n omni.Notice) {
 	if n&omni.NoticeStaging != 0 {
 		o.log.tell(aboutStaging, C.PC_LOG_WARNING, func() string {
 			s := o.cache.Stats()
-			return fmt.Sprintf("omni cache: a save waited for a staging slot, because all %d are held by steps that nobody has consumed; waits so far: %d, %v together",
-				s.StagingDepth, s.StagingWaits, time.Duration(s.Waits[omni.WaitStaging].Nanoseconds).Round(time.Microsecond))
+			return fmt.Sprintf("omni cache: a save waited for a staging slot, because steps that nobody has consumed hold all of them (staging depth: %d); waits so far: %d, of %.1f ms in all",
+				s.StagingDepth, s.StagingWaits, float64(s.Waits[omni.WaitStaging].Nanoseconds)/1e6)
 		})
 	}
 	if n&omni.NoticeFailed != 0 {

@@ -18,6 +18,7 @@ from typing import Any
 from prefixcache import _ffi
 from prefixcache._batch import BatchLayout
 from prefixcache._errors import OK, PrefixCacheError, error_of
+from prefixcache._ffi import kept, tell
 from prefixcache._step import Read
 
 _SAVE_ARGS = struct.Struct("=IIQQQQQqQQQ4Q")
@@ -62,6 +63,8 @@ class OmniCache:
     def begin(self) -> None:
         """A step in which nothing finishes or arrives."""
         status = self.library.omni_step_begin(self.handle, None, 0, None, 0, None)
+        if kept:
+            tell()
         if status != OK:
             raise self._error(status)
 
@@ -83,6 +86,8 @@ class OmniCache:
             len(arrivals),
             _address(accepted),
         )
+        if kept:
+            tell()
         if status != OK:
             raise self._error(status, {number: r for r, number in fresh.items()})
         return accepted
@@ -122,6 +127,8 @@ class OmniCache:
             self._saved = packed
         words[_SLOTS_WORD] = slots_at
         status = self.library.omni_save(self.handle, self._save_args_at)
+        if kept:
+            tell()
         if status != OK:
             raise self._error(status, layout.names)
         return self.saved_step[0]
@@ -129,17 +136,23 @@ class OmniCache:
     def drop(self, step: int) -> None:
         """Discard a step; nothing when there is none of this id (any more)."""
         self.library.omni_discard(self.handle, step)
+        if kept:
+            tell()
 
     def materialize(self, step: int, reads: Sequence[Read], layout: BatchLayout) -> None:
         packed = None
         if reads:
             packed = b"".join([_READ.pack(key, 0, first, count, at, nbytes) for key, first, count, at, nbytes in reads])
         status = self.library.omni_materialize(self.handle, step, packed, len(reads))
+        if kept:
+            tell()
         if status != OK:
             raise self._error(status, layout.names)
 
     def discard(self, step: int, layout: BatchLayout) -> None:
         status = self.library.omni_discard(self.handle, step)
+        if kept:
+            tell()
         if status != OK:
             raise self._error(status, layout.names)
 

@@ -138,8 +138,10 @@ def test_buffers_are_released_once():
 
 def test_library_logs_reach_python_logging(caplog):
     with caplog.at_level(logging.DEBUG, "prefixcache"):
-        _ffi._forward_log(None, 2, b"a warning")
-        _ffi._forward_log(None, 4, b"a detail \xff")
+        for level, text in ((2, b"a warning"), (4, b"a detail \xff")):
+            _ffi.load()._log(_ffi.kept, _ffi.LogLevel(level), text)
+        _ffi.tell()
+        _ffi.tell()
     assert [(r.levelno, r.message) for r in caplog.records] == [
         (logging.WARNING, "a warning"),
         (logging.DEBUG, "a detail \ufffd"),

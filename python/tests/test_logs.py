@@ -6,17 +6,20 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from context_host import Kind, Rig, Status, prompt
 from omni_host import WIDTH, Host, eventually
+from test_omni_threads import run_python
 
+from prefixcache import _ffi
 from prefixcache.omni import ModelCachePolicy, OmniPrefixCacheStagingTimeoutError, OmniPrefixCacheUnmatchError
 
 ROW = 4 * WIDTH
@@ -64,8 +67,10 @@ def test_a_wait_for_a_staging_slot(lines: Lines) -> None:
             host.save()
     (level, text), *more = lines()
     assert not more and level == logging.WARNING
-    assert "a save waited for a staging slot, because all 1 are held" in text and re.search(
-        r"; waits so far: 1, \d", text
+    assert re.fullmatch(
+        r"omni cache: a save waited for a staging slot, because steps that nobody has consumed hold all of them "
+        r"\(staging depth: 1\); waits so far: 1, of \d+\.\d ms in all",
+        text,
     )
 
 
@@ -272,3 +277,98 @@ def test_a_cache_that_may_come_to_more_than_there_is_is_told_once(cache: str, co
 def test_a_cache_that_fits_is_not_told_of_limits() -> None:
     code = "from prefixcache.context import ContextCacheManager; ContextCacheManager(base_pages=1 << 16)"
     assert logged(code) == []
+
+
+class Alarm(BaseException):
+    """What a handler of the host raises; like KeyboardInterrupt, which pytest would take for itself."""
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[float], object]]:
+    """Has a signal handler raise Alarm after so many seconds."""
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    former = signal.signal(signal.SIGALRM, ring)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, former)
+
+
+def waiting(timeout: float) -> Host:
+    """The next save waits for a staging slot for so many seconds, and then tells that it did."""
+    host = Host(staging_depth=1, staging_claim_timeout_s=timeout)
+    host.arrive("A", [0])
+    host.run({"A": 1})
+    host.begin({"A": 1})
+    return host
+
+
+def test_an_interrupt_during_a_wait_that_is_told_reaches_the_caller(lines: Lines, alarm) -> None:
+    host = waiting(0.3)
+    alarm(0.1)
+    with pytest.raises(Alarm):
+        host.save()
+    with pytest.raises(OmniPrefixCacheStagingTimeoutError):
+        host.save()
+    assert [text for _, text in lines() if "waited for a staging slot" in text]
+
+
+def test_ctrl_c_during_a_wait_that_is_told_ends_the_program() -> None:
+    code = """
+        import os, signal, threading
+        from test_logs import waiting
+        host = waiting(0.5)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        host.save()
+        """
+    done = run_python(code)
+    assert "KeyboardInterrupt" in done.stderr and "Exception ignored" not in done.stderr, done.stderr
+    assert "StagingTimeout" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("where", ["save", "finish"])
+def test_what_a_filter_of_the_host_raises_reaches_the_caller_once(where: str, lines: Lines) -> None:
+    def refuse(_: logging.LogRecord) -> bool:
+        raise Alarm
+
+    host = waiting(0)
+    rig = Rig(Kind.VANILLA)
+    live = rig.begin(prompt(4))
+    live.prepare()
+    rig.sync.answer = 700
+    logger = logging.getLogger("prefixcache")
+    logger.addFilter(refuse)
+    try:
+        with pytest.raises(Alarm):
+            host.save() if where == "save" else live.finish()
+    finally:
+        logger.removeFilter(refuse)
+    rig.sync.answer = 0
+    assert rig.coordinator.metrics()["poisoned"] == (where == "finish")
+    rig.coordinator.shutdown()
+    # The line that it was raised for is not told again; what was logged after it is told by the next call.
+    assert [text.split(":")[1].split(",")[0] for _, text in lines()] == (
+        [" a synchronisation failed"] if where == "finish" else []
+    )
+
+
+def test_lines_of_many_threads_stay_whole() -> None:
+    got: list[tuple[int, str]] = []
+    levels = [_ffi.LogLevel(2 + i % 2) for i in range(4)]
+    keep = _ffi.load()._log
+    threads = [
+        threading.Thread(
+            target=lambda i=i: [keep(_ffi.kept, levels[i], f"line {i} \n é {n}".encode()) for n in range(200)]
+        )
+        for i in range(4)
+    ]
+    readers = [threading.Thread(target=lambda: [got.extend(_ffi.taken()) for _ in range(500)]) for _ in range(2)]
+    for t in threads + readers:
+        t.start()
+    for t in threads + readers:
+        t.join()
+    got.extend(_ffi.taken())
+    wanted = [(2 + i % 2, f"line {i} \n é {n}") for i in range(4) for n in range(200)]
+    assert sorted(got) == sorted(wanted)

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 POLICY = ModelCachePolicy(deferred_keys=frozenset({"d"}))
 
 
-# What finalizers and callbacks of ctypes raise is reported and goes no further.
-UNHEARD = ("_destroy", "_give_back", "_forward_log")
+# What finalizers raise is reported and goes no further.
+UNHEARD = ("_destroy", "_give_back")
 
 
 class Interrupt(BaseException):
