@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -88,10 +89,9 @@ func (c *completion) begin(b *testing.B, hit bool) {
 
 // BenchmarkDeviceCompletion is the time from the event of a step's copy being done to
 // the step's rows being readable: new rows on another thread in Materialize, rows of a
-// hit in this very step there, which the committer has to write first, and all rows in
-// the mirror. Both threads wait when the copy stream is let go. One carries the copy
-// out, as the simulated driver has it, and the other has to be woken by the driver:
-// that is most of the time of NewRows, which is why its distribution has two humps.
+// hit in this very step there, and, of a step that nobody reads, all rows in the mirror.
+// One thread waits when the copy stream is let go. The kernel has to wake it, which is
+// most of the tail; ours-p50-ns and ours-p99-ns are the time from then on.
 func BenchmarkDeviceCompletion(b *testing.B) {
 	for _, what := range []string{"NewRows", "HitRows", "Mirror"} {
 		b.Run(what, func(b *testing.B) {
@@ -110,7 +110,7 @@ func BenchmarkDeviceCompletion(b *testing.B) {
 					returned <- gpu.Now()
 				}
 			}()
-			var times []time.Duration
+			var times, ours []time.Duration
 			stream := uintptr(c.o.device.copies)
 			for b.Loop() {
 				c.begin(b, what == "HitRows")
@@ -123,6 +123,7 @@ func BenchmarkDeviceCompletion(b *testing.B) {
 				}
 				time.Sleep(200 * time.Microsecond) // everybody waits by then
 				simcuda.Release(stream)
+				asleep(time.Millisecond)
 				var end int64
 				if what != "Mirror" {
 					end = <-returned
@@ -134,16 +135,25 @@ func BenchmarkDeviceCompletion(b *testing.B) {
 					end = c.written.at.Load()
 				}
 				times = append(times, time.Duration(end-simcuda.Finished()))
+				ours = append(ours, time.Duration(end-simcuda.Woken()))
 			}
 			close(begin)
-			report(b, times)
+			report(b, "", times)
+			report(b, "ours-", ours)
 			c.end(b)
 		})
 	}
 }
 
-func report(b *testing.B, times []time.Duration) {
+// asleep keeps this thread out of the others' way: time.Sleep, and a channel, would have
+// it look for work of theirs first.
+func asleep(d time.Duration) {
+	t := syscall.NsecToTimespec(int64(d))
+	_ = syscall.Nanosleep(&t, nil)
+}
+
+func report(b *testing.B, of string, times []time.Duration) {
 	slices.Sort(times)
-	b.ReportMetric(float64(times[len(times)/2]), "p50-ns")
-	b.ReportMetric(float64(times[len(times)*99/100]), "p99-ns")
+	b.ReportMetric(float64(times[len(times)/2]), of+"p50-ns")
+	b.ReportMetric(float64(times[len(times)*99/100]), of+"p99-ns")
 }

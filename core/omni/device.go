@@ -212,11 +212,11 @@ func (c *Cache) writeDevice(a *SaveArgs, x *stepCtx) (uint64, error) {
 	for i := range x.keys {
 		x.keys[i].off = s.pageOffs[i]
 	}
-	j.step, j.stepTaken, j.stepPage, j.stepBytes, j.stepLands, j.stepQueued = x.id, false, s.page, s.immediateBytes, true, c.now()
+	j.step, j.stepTaken, j.stepPage, j.stepBytes, j.stepLands = x.id, false, s.page, s.immediateBytes, true
 	c.pages[s.page] |= pageByWrite
 	j.stepCopies = c.appendPageCopies(j.stepCopies[:0], a, x.base)
 	if c.cfg.Threaded {
-		c.wake(Committer)
+		j.stepHeld = true
 		return x.id, nil
 	}
 	id := x.id

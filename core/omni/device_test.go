@@ -391,3 +391,79 @@ func TestO42_AWriteThatFailsWhileASaveChecksAddressesStopsIt(t *testing.T) {
 		t.Errorf("%d steps are saved, expected 1", n)
 	}
 }
+
+// O-48: two threads would wait for one event if the save woke the committer, and a
+// third for one of them. So it is woken when the step is consumed, or when the next one
+// begins and nobody has asked for the rows yet.
+func TestO48_TheCommitterIsWokenWhenADeviceStepIsConsumed(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		then func(r *rig, step uint64)
+		want int
+	}{
+		{"materialize", func(r *rig, step uint64) { r.read(step, "h") }, 1},
+		{"materialize that fails", func(r *rig, step uint64) {
+			wantErr(r.t, r.c.Materialize(step, []Read{{Key: NoKey, First: 9}}), status.Unmatch, "save snapshot")
+		}, 1},
+		{"discard", func(r *rig, step uint64) { r.discard(step) }, 1},
+		{"the next step begins", func(r *rig, step uint64) { r.begin(nil) }, 1},
+		{"consumed, then the next step begins", func(r *rig, step uint64) { r.discard(step); r.begin(nil) }, 1},
+		{"nothing", func(*rig, uint64) {}, 0},
+		{"a reader is at it when the next step begins", func(r *rig, step uint64) {
+			x, err := r.c.steps.pop(step)
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			r.begin(nil)
+			r.c.steps.open = append(r.c.steps.open, x.index)
+		}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, _ := newDeviceRig(t, Config{Threaded: true})
+			r.begin(nil, arrive(1)...)
+			r.c.parked[Committer] = 1
+			step, err := r.saveOn(map[string]uint64{"h": 10}, chunk{1, span(0, 4)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.w.asked > 0 {
+				t.Fatal("the save woke the committer")
+			}
+			if c.then(r, step); r.w.asked != c.want {
+				t.Fatalf("the committer was woken %d times, expected %d", r.w.asked, c.want)
+			}
+			r.c.parked[Committer] = 0
+			r.runOne()
+			if s := r.states("h", 0)[0]; s.State != Committed {
+				t.Fatalf("slot 0 is %v", s.State)
+			}
+		})
+	}
+}
+
+// O-48: whoever needs the write of a device step that nobody has begun does it.
+func TestO48_WhoNeedsAWriteThatNobodyHasBegunDoesIt(t *testing.T) {
+	r, _ := newDeviceRig(t, Config{Threaded: true, StagingDepth: 2})
+	r.begin(nil, arrive(1)...)
+	r.w.onWait = nil // a wait would have no end
+	first, err := r.saveOn(map[string]uint64{"h": 10}, chunk{1, span(0, 4)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.begin(nil, hitOn(2, 4, 1))
+	second, err := r.saveOn(map[string]uint64{"h": 20}, chunk{1, span(4, 8)}, chunk{2, span(8, 9)}) // needs the first
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.rows("h", span(0, 4)...); !reflect.DeepEqual(got, seq(10, 4)) {
+		t.Fatalf("rows of the former step are %v", got)
+	}
+	// A hit on rows of its own step needs that step's.
+	if got := r.read(second, "h")[2]; !reflect.DeepEqual(got, seq(20, 5)) {
+		t.Fatalf("rows of the step are %v", got)
+	}
+	if r.w.waits > 0 {
+		t.Fatalf("%d waits, expected none", r.w.waits)
+	}
+	r.discard(first)
+}

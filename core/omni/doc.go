@@ -67,5 +67,6 @@
 // Rows on a device: Save decides on an ordered list of commands, plain values that an
 // Executor outside this package carries out, and publishes the step only when all of
 // it is on its way (device.go). Its job, and whoever reads its page, first waits until
-// the page has landed. From there on such a step is like any other.
+// the page has landed. The job is done by who needs it first, and the committer is asked
+// for it when the step is consumed (handOver, O-48).
 package omni

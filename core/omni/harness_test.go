@@ -17,6 +17,7 @@ type stepWaiter struct {
 	onWait func(q Queue) bool
 	waits  int
 	woken  int // callers, while one waits
+	asked  int // the committer was woken
 	now    int64
 }
 
@@ -24,6 +25,8 @@ func (w *stepWaiter) Now() int64 { return w.now }
 func (w *stepWaiter) Wake(q Queue) {
 	if q == Callers {
 		w.woken++
+	} else {
+		w.asked++
 	}
 }
 func (w *stepWaiter) Wait(mu *sync.Mutex, q Queue, deadline int64) bool {

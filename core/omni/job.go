@@ -63,6 +63,7 @@ type jobState struct {
 	stepCopies []Copy
 	stepTaken  bool
 	stepLands  bool // its page lands first
+	stepHeld   bool // and nobody has asked for it yet, see handOver
 	missed     bool // such a step failed: deferred rows that it should have brought are not there
 	stepQueued int64
 	await      [1]Command
@@ -101,7 +102,10 @@ func (c *Cache) takeJob() (Job, bool) {
 	switch {
 	case s.step != 0 && !s.stepTaken:
 		s.stepTaken = true
-		c.aged(s.stepQueued)
+		if !s.stepHeld {
+			c.aged(s.stepQueued)
+		}
+		s.stepHeld = false
 		j.Kind, j.Step, j.Copies = StepWrite, s.step, s.stepCopies
 		if s.stepLands {
 			s.await[0] = Command{Kind: AwaitLanded, Page: s.stepPage}
@@ -245,6 +249,31 @@ func (c *Cache) dropPending() {
 	if s := &c.job; s.step != 0 && !s.stepTaken {
 		c.staged -= s.stepBytes
 		c.releasePage(s.stepPage, pageByWrite)
-		s.step, s.stepBytes, s.stepLands = 0, 0, false
+		s.step, s.stepBytes, s.stepLands, s.stepHeld = 0, 0, false, false
+	}
+}
+
+// handOver wakes the committer for the write of a step whose rows come from a device.
+// It is not woken by the save: it could only wait for the device, as whoever wants the
+// new rows does, and two threads that one event wakes are in each other's way. The write
+// is wanted by the next save. So whoever consumes the step hands it over, or the next
+// step begins first; and a thread that needs it by then does it itself (carryOut).
+func (c *Cache) handOver() {
+	if s := &c.job; s.stepHeld {
+		s.stepHeld, s.stepQueued = false, c.now()
+		c.wake(Committer)
+	}
+}
+
+// carryOut does the write of a device step on this thread, which would have to wait for
+// it, unless somebody is at work. Caller holds mu, which is given up meanwhile.
+func (c *Cache) carryOut(step uint64) {
+	if s := &c.job; s.step != step || s.stepTaken || !s.stepLands {
+		return
+	}
+	if j, ok := c.takeJob(); ok {
+		var err error
+		c.unlocked(func() { err = c.Run(&j) })
+		c.finishJob(&j, err)
 	}
 }

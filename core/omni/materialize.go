@@ -97,6 +97,9 @@ func (c *Cache) endRead(x *stepCtx) {
 	}
 	c.dropOverlays(x)
 	c.givePageBack(x)
+	if x.id == c.job.step {
+		c.handOver()
+	}
 	c.steps.put(x)
 	if c.running--; c.closed {
 		c.wake(Callers) // Shutdown waits for this
@@ -207,6 +210,7 @@ func (r *Read) covers(p *plan) bool {
 func (c *Cache) awaitWritten(x *stepCtx) error {
 	defer c.waited(WaitRead, c.now())
 	end := c.deadline()
+	c.carryOut(x.wait)
 	for x.wait > c.written {
 		if c.fatal != nil {
 			return c.failedBefore("step", x.wait)

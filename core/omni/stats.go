@@ -153,7 +153,7 @@ func (c *Cache) waited(w Wait, began int64) { c.stats.Waits[w].add(c.now() - beg
 // queueAge is how long the next write has been waiting for the committer.
 func (c *Cache) queueAge() int64 {
 	switch s := &c.job; {
-	case s.step != 0 && !s.stepTaken:
+	case s.step != 0 && !s.stepTaken && !s.stepHeld:
 		return max(c.now()-s.stepQueued, 0)
 	case c.cfg.Threaded && c.defs.qHead != none:
 		return max(c.now()-c.defs.writes[c.defs.qHead].queued, 0)

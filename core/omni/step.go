@@ -107,6 +107,16 @@ func (t *stepTable) pop(id uint64) (*stepCtx, error) {
 	return nil, status.New(status.Unmatch, "step context %d missing (have %s): already consumed or never saved", id, t.ids())
 }
 
+// has reports whether a step is unconsumed.
+func (t *stepTable) has(id uint64) bool {
+	for _, n := range t.open {
+		if t.all[n].id == id {
+			return true
+		}
+	}
+	return false
+}
+
 // ids lists the unconsumed steps for an error text.
 func (t *stepTable) ids() string {
 	var b strings.Builder
@@ -156,6 +166,9 @@ func (c *Cache) Discard(step uint64) error {
 		return err
 	}
 	c.endStep(x)
+	if step == c.job.step {
+		c.handOver()
+	}
 	c.stats.StepsDiscarded++
 	return nil
 }

@@ -38,6 +38,7 @@ struct Call {
     ~Call() {
         if (!lock.owns_lock()) lock.lock();
         m.nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(Time::now() - start).count();
+        m.leave(lock);
     }
 
     // A call that may wait or allocate spoils captures that are under way, unless

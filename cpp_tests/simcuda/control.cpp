@@ -69,11 +69,10 @@ void simcuda_reset(uint64_t seed) {
     m.pools_supported = true;
     m.host.clear();
     m.next_operation = 1;
-    m.ran = m.queued = m.pageable = m.implicit_waits = m.nanoseconds = m.finished = 0;
+    m.ran = m.queued = m.pageable = m.implicit_waits = m.nanoseconds = m.finished = m.woken = 0;
     m.calls.clear();
     m.faults.clear();
     m.fail_in = m.operation_fails_in = 0;
-    m.progress.notify_all();
 }
 
 void simcuda_policy(int policy) {
@@ -171,6 +170,7 @@ uint64_t simcuda_calls(const char* name) {
     }
 GAUGE(simcuda_nanoseconds, nanoseconds)
 GAUGE(simcuda_finished, finished)
+GAUGE(simcuda_woken, woken)
 GAUGE(simcuda_ran, ran)
 GAUGE(simcuda_queued, queued)
 GAUGE(simcuda_pageable, pageable)

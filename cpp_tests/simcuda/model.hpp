@@ -77,6 +77,7 @@ struct Operation {
     CUhostFn host = nullptr;
     void* host_data = nullptr;
     bool running = false, done = false;
+    std::condition_variable end;  // of those in Model::blocked
 };
 using Op = std::shared_ptr<Operation>;
 
@@ -115,7 +116,7 @@ struct Pool {
 
 struct Model {
     std::mutex mutex;
-    std::condition_variable progress;  // an operation ran, a stream was released
+    std::vector<std::shared_ptr<Operation>> blocked;  // what sleeping threads wait for
     std::mt19937_64 random{1};
     int policy = SIMCUDA_RANDOM;
     int devices = 1;
@@ -133,7 +134,7 @@ struct Model {
 
     Clock host;  // what the host has seen completed
     uint64_t next_operation = 1, ran = 0, queued = 0;
-    uint64_t pageable = 0, implicit_waits = 0, nanoseconds = 0, finished = 0;
+    uint64_t pageable = 0, implicit_waits = 0, nanoseconds = 0, finished = 0, woken = 0;
     std::map<std::string, uint64_t> calls;
     std::vector<std::string> faults;
 
@@ -167,6 +168,9 @@ struct Model {
     bool runnable(const Stream& s) const;
     bool run_one(std::unique_lock<std::mutex>& lock);
     void run_until(std::unique_lock<std::mutex>& lock, const Op& op);
+    // Ends every call: does what sleeping threads wait for, as far as it can run now,
+    // gives the lock up, and only then wakes them.
+    void leave(std::unique_lock<std::mutex>& lock);
     void observe(const Op& op);  // the host knows that op is done
     void drain_context(std::unique_lock<std::mutex>& lock, Context* c);
     void execute(Operation& op);

@@ -1,6 +1,7 @@
 // queue.cpp - streams as queues: order, choice of what runs next, and running it.
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -106,16 +107,31 @@ bool Model::run_one(std::unique_lock<std::mutex>& lock) {
     op->after.clear();
     queued--;
     ran++;
-    progress.notify_all();
     return true;
 }
 
 void Model::run_until(std::unique_lock<std::mutex>& lock, const Op& op) {
     while (!op->done) {
-        if (!run_one(lock)) progress.wait(lock);  // held, or a host function runs elsewhere
-        lock.unlock();                            // other threads enqueue while this one waits
+        if (!run_one(lock)) {  // held, or a host function runs elsewhere: whoever changes that goes on
+            blocked.push_back(op);
+            op->end.wait(lock, [&] { return op->done; });
+            woken = static_cast<uint64_t>(Time::now().time_since_epoch().count());
+            return;
+        }
+        lock.unlock();  // other threads enqueue while this one waits
         lock.lock();
     }
+}
+
+void Model::leave(std::unique_lock<std::mutex>& lock) {
+    auto done = [](const Op& op) { return op->done; };
+    while (!std::all_of(blocked.begin(), blocked.end(), done) && run_one(lock)) {
+    }
+    auto first = std::partition(blocked.begin(), blocked.end(), [&](const Op& op) { return !done(op); });
+    std::vector<Op> ended(first, blocked.end());
+    blocked.erase(first, blocked.end());
+    lock.unlock();
+    for (auto& op : ended) op->end.notify_one();
 }
 
 void Model::observe(const Op& op) {
@@ -180,6 +196,7 @@ extern "C" int simcuda_step(int n) {
     std::unique_lock<std::mutex> lock(m.mutex);
     int ran = 0;
     while (ran < n && m.run_one(lock)) ran++;
+    m.leave(lock);
     return ran;
 }
 
@@ -189,7 +206,7 @@ extern "C" void simcuda_hold(CUstream s) {
 }
 
 extern "C" void simcuda_release(CUstream s) {
-    std::lock_guard<std::mutex> lock(model().mutex);
+    std::unique_lock<std::mutex> lock(model().mutex);
     if (model().stream_handles.count(s)) reinterpret_cast<sim::Stream*>(s)->held = false;
-    model().progress.notify_all();
+    model().leave(lock);
 }

@@ -43,7 +43,8 @@ void simcuda_pools(int supported);
 
 /* Runs up to n queued operations in drawn order; returns how many ran. */
 int simcuda_step(int n);
-/* A held stream makes no progress until it is released; waiters block. */
+/* A held stream makes no progress until it is released; waiters block. What they wait
+ * for is done by whoever lets it go on, as by a device, and then they are woken. */
 void simcuda_hold(CUstream stream);
 void simcuda_release(CUstream stream);
 
@@ -93,6 +94,8 @@ uint64_t simcuda_calls(const char *name);
 uint64_t simcuda_nanoseconds(void);
 /* When the last operation finished, in nanoseconds of CLOCK_MONOTONIC. */
 uint64_t simcuda_finished(void);
+/* When the last thread that had slept in a wait went on, likewise. */
+uint64_t simcuda_woken(void);
 uint64_t simcuda_ran(void);
 uint64_t simcuda_queued(void);
 /* Copies from or to memory that is not pinned, and calls that drained a device

@@ -41,6 +41,7 @@ static int sim_leaks(char *t, size_t n) { return FIND(simcuda_leaks)(t, n); }
 static uint64_t sim_calls(const char *name) { return FIND(simcuda_calls)(name); }
 static uint64_t sim_nanoseconds(void) { return FIND(simcuda_nanoseconds)(); }
 static uint64_t sim_finished(void) { return FIND(simcuda_finished)(); }
+static uint64_t sim_woken(void) { return FIND(simcuda_woken)(); }
 static uint64_t sim_ran(void) { return FIND(simcuda_ran)(); }
 static uint64_t sim_queued(void) { return FIND(simcuda_queued)(); }
 static uint64_t sim_pageable(void) { return FIND(simcuda_pageable)(); }
@@ -183,6 +184,7 @@ func Queued() uint64        { return uint64(C.sim_queued()) }
 func Pageable() uint64      { return uint64(C.sim_pageable()) }
 func ImplicitWaits() uint64 { return uint64(C.sim_implicit()) }
 func Finished() int64       { return int64(C.sim_finished()) }
+func Woken() int64          { return int64(C.sim_woken()) }
 func Nanoseconds() uint64   { return uint64(C.sim_nanoseconds()) }
 
 // Pools says whether devices have memory pools.
