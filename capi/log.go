@@ -31,7 +31,6 @@ const (
 	aboutPoison
 	aboutHugePages
 	aboutNoDevice
-	aboutMemory
 	numSubjects
 )
 

@@ -69,10 +69,8 @@ func tellPinning(l *limiter, bytes int64, err error) {
 func tellMemory(plan *memoryPlan, most int64, cache, remedy string) (short bool) {
 	total := plan.set(most)
 	if limit, passed := plan.passes(total, "/"); passed {
-		processLog.tell(aboutMemory, C.PC_LOG_WARNING, func() string {
-			return fmt.Sprintf("%s: its memory may come to %d bytes, that of all caches of this process to %d, but %s allows %d: there the system slows the process down or ends it; %s, or raise the limit",
-				cache, most, total, limit.from, limit.bytes, remedy)
-		})
+		logLine(C.PC_LOG_WARNING, fmt.Sprintf("%s: its memory may come to %d bytes, that of all caches of this process to %d, but %s allows %d: there the system slows the process down or ends it; %s, or raise the limit",
+			cache, most, total, limit.from, limit.bytes, remedy))
 	}
 	return plan.short
 }

@@ -81,12 +81,8 @@ func pcgo_table_create(options *C.pc_table_options, table *C.pc_handle) (st C.pc
 	if options.device_address%entryBytes != 0 {
 		return failNew(status.InvalidArgument, "options.device_address: %#x, expected a multiple of %d", uint64(options.device_address), entryBytes)
 	}
-	core, err := coordinator.NewPageTable(int32(options.max_batch), int32(options.row_width), int32(options.num_pages))
-	if err != nil {
-		return fail(err)
-	}
-	t := &pageTable{t: core, commands: make([]coordinator.Command, core.UploadCommands()), mirror: gpu.Addr(options.device_address)}
-	if err := t.open(options.flags); err != nil {
+	t := &pageTable{mirror: gpu.Addr(options.device_address)}
+	if err := t.open(options); err != nil {
 		t.close()
 		return fail(err)
 	}
@@ -96,24 +92,28 @@ func pcgo_table_create(options *C.pc_table_options, table *C.pc_handle) (st C.pc
 		return fail(herr)
 	}
 	t.entry = handles.at(h.index())
-	tellMemory(&t.most, t.mostBytes(), "page table", "lower max_batch or row_width")
 	*table = C.pc_handle(h)
 	return C.PC_OK
 }
 
-// mostBytes is core's two copies of the rows and staging, and on the host the mirror.
-func (t *pageTable) mostBytes() int64 {
-	if t.owned && t.dev.IsHost() {
-		return 4 * t.bytes()
-	}
-	return 3 * t.bytes()
-}
-
-// open makes the device side.
-func (t *pageTable) open(flags C.uint32_t) (err error) {
-	if t.dev, err = openDevice(flags, gpu.LegacyStream); err != nil {
+// open makes the table, and its device side. What it may take is told before it is taken:
+// core writes to all of its rows at once.
+func (t *pageTable) open(o *C.pc_table_options) (err error) {
+	if err = coordinator.CheckPageTable(int32(o.max_batch), int32(o.row_width), int32(o.num_pages)); err != nil {
 		return err
 	}
+	if t.dev, err = openDevice(o.flags, gpu.LegacyStream); err != nil {
+		return err
+	}
+	most := 3 * 2 * entryBytes * int64(o.max_batch) * int64(o.row_width) // core's two copies of the rows, and staging
+	if t.mirror == 0 && t.dev.IsHost() {
+		most += most / 3
+	}
+	tellMemory(&t.most, most, "page table", "lower max_batch or row_width")
+	if t.t, err = coordinator.NewPageTable(int32(o.max_batch), int32(o.row_width), int32(o.num_pages)); err != nil {
+		return err
+	}
+	t.commands = make([]coordinator.Command, t.t.UploadCommands())
 	if t.mirror == 0 {
 		if t.mirror, err = t.dev.Alloc(gpu.LegacyStream, t.bytes()); err != nil {
 			return err

@@ -42,21 +42,10 @@ const noPage int32 = -1
 // pages K pages. All rows start empty and dirty, so that the first upload
 // transfers the whole table (C-79).
 func NewPageTable(maxBatch, width, pages int32) (*PageTable, error) {
-	for _, a := range [...]struct {
-		name string
-		v    int32
-	}{{"maxBatch", maxBatch}, {"width", width}, {"pages", pages}} {
-		if a.v <= 0 {
-			return nil, status.New(status.InvalidArgument, "page table: %s is %d, expected > 0", a.name, a.v)
-		}
-	}
-	if pages > math.MaxInt32/2 {
-		return nil, status.New(status.InvalidArgument, "page table: pages is %d, expected at most %d so that V ids fit", pages, math.MaxInt32/2)
+	if err := CheckPageTable(maxBatch, width, pages); err != nil {
+		return nil, err
 	}
 	cells := int64(maxBatch) * 2 * int64(width)
-	if cells > math.MaxInt32 {
-		return nil, status.New(status.InvalidArgument, "page table: %d x 2 x %d entries, expected at most %d", maxBatch, width, math.MaxInt32)
-	}
 	if err := rows.Probe(8*cells+9*int64(maxBatch), fmt.Sprintf("page table of %d rows of %d pages", maxBatch, width)); err != nil {
 		return nil, err
 	}
@@ -73,6 +62,26 @@ func NewPageTable(maxBatch, width, pages int32) (*PageTable, error) {
 		t.state[i] = rowDirty
 	}
 	return t, nil
+}
+
+// CheckPageTable checks the shape of a table that is to be made.
+func CheckPageTable(maxBatch, width, pages int32) error {
+	for _, a := range [...]struct {
+		name string
+		v    int32
+	}{{"maxBatch", maxBatch}, {"width", width}, {"pages", pages}} {
+		if a.v <= 0 {
+			return status.New(status.InvalidArgument, "page table: %s is %d, expected > 0", a.name, a.v)
+		}
+	}
+	if pages > math.MaxInt32/2 {
+		return status.New(status.InvalidArgument, "page table: pages is %d, expected at most %d so that V ids fit", pages, math.MaxInt32/2)
+	}
+	cells := int64(maxBatch) * 2 * int64(width)
+	if cells > math.MaxInt32 {
+		return status.New(status.InvalidArgument, "page table: %d x 2 x %d entries, expected at most %d", maxBatch, width, math.MaxInt32)
+	}
+	return nil
 }
 
 func (t *PageTable) MaxBatch() int32 { return t.maxBatch }

@@ -240,7 +240,7 @@ LARGE_OMNI = """
 """
 LARGE_CONTEXT = """
     from prefixcache.context import ContextCacheManager
-    manager = ContextCacheManager(base_pages=memory * 2 // (4 << 20), tokens_per_page=1 << 20)
+    managers = [ContextCacheManager(base_pages=memory * 2 // (4 << 20), tokens_per_page=1 << 20) for _ in range(2)]
     with open("/proc/self/statm") as f:
         assert int(f.read().split()[1]) < 128 << 8  # pages: 128 MiB, it waits for the tokens
 """
@@ -260,23 +260,53 @@ def test_a_cache_that_may_come_to_more_than_there_is_is_told_once(cache: str, co
         library, handle, memory = _ffi.load(), ctypes.c_uint64(), {memory}
     """
     lines = logged(textwrap.dedent(start) + textwrap.dedent(code))
-    (line,) = [line for line in lines if "transparent huge pages are off" not in line]
-    told = re.fullmatch(
-        rf"WARNING {cache}: its memory may come to (\d+) bytes, that of all caches of this process to (\d+), "
-        rf"but (\S+|MemTotal in /proc/meminfo) allows (\d+): .*; {advice}.*, or raise the limit",
-        line,
-    )
-    assert told, line
-    assert memory * 2 * 0.99 < int(told[1]) < memory * 2.1 and told[2] == told[1]
-    if told[3] == "MemTotal in /proc/meminfo":
-        assert int(told[4]) == memory
-    else:
-        assert int(told[4]) == int(Path(told[3]).read_text()) < memory
+    lines = [line for line in lines if "transparent huge pages are off" not in line]
+    assert len(lines) == 2, "one for each cache"
+    for i, line in enumerate(lines):
+        told = re.fullmatch(
+            rf"WARNING {cache}: its memory may come to (\d+) bytes, that of all caches of this process to (\d+), "
+            rf"but (\S+|MemTotal in /proc/meminfo) allows (\d+): .*; {advice}.*, or raise the limit",
+            line,
+        )
+        assert told, line
+        most = int(told[1])
+        assert memory * 2 * 0.99 < most < memory * 2.1
+        # The first key of the first cache is told alone, those that follow it count for the second.
+        assert int(told[2]) - most in ((0,) if i == 0 else (most, 3 * most))
+        if told[3] == "MemTotal in /proc/meminfo":
+            assert int(told[4]) == memory
+        else:
+            assert int(told[4]) == int(Path(told[3]).read_text()) < memory
 
 
 def test_a_cache_that_fits_is_not_told_of_limits() -> None:
     code = "from prefixcache.context import ContextCacheManager; ContextCacheManager(base_pages=1 << 16)"
     assert logged(code) == []
+
+
+def test_a_page_table_is_told_of_limits_before_its_rows_are_there() -> None:
+    lines = logged(
+        """
+        import ctypes, sys
+        from pathlib import Path
+        from prefixcache import _ffi
+        from prefixcache.context import ContextCacheManager, KVPageTable
+        memory = int(Path("/proc/meminfo").read_text().partition("MemTotal:")[2].split()[0]) << 10
+        present = lambda: int(open("/proc/self/statm").read().split()[1]) >> 8  # MiB
+
+        @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p)
+        def log(_user, _level, text):
+            print(text.decode().split(":")[0], present() - before, file=sys.stderr)
+
+        cache = ContextCacheManager(base_pages=memory * 2 // (4 << 20), tokens_per_page=1 << 20)
+        ctypes.CDLL(str(_ffi.find())).pc_set_log(log, None, 3)
+        before = present()
+        table = KVPageTable(4096, 4096, 4096)
+        print("made", present() - before, file=sys.stderr)
+        """
+    )
+    told, made = (line.rpartition(" ") for line in lines if line.startswith(("page table", "made")))
+    assert (told[0], made[0]) == ("page table", "made") and int(told[2]) < 16 < 100 < int(made[2]), lines
 
 
 class Alarm(BaseException):
