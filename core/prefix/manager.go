@@ -38,7 +38,8 @@ type Manager struct {
 	draftClock   uint64
 	draftEntries int // block boundaries with a draft page, over all records (C-69)
 	order        Order
-	tenants      *tenants // nil: not counted
+	ways         waypoints // of the record that was shortened last
+	tenants      *tenants  // nil: not counted
 
 	leases     []lease
 	leaseFree  []int32

@@ -22,15 +22,7 @@ func (m *Manager) shorten(i int32, need int) bool {
 	if keep <= floor {
 		return false
 	}
-	next := m.content.next
-	for left := keep - floor - 1; left > 0; { // to the cell of block keep-1, run by run
-		run := adjacent(next[:m.content.base], cell, left+1)
-		if run > left {
-			cell += left
-			break
-		}
-		cell, left = next[cell+run-1], left-run
-	}
+	cell = m.walk(r, floor, cell, keep-1)
 	tail := chain{m.content.next[cell], x.last, int(drop)}
 	m.clearCells(tail)
 	m.base.put(tail)
@@ -45,3 +37,40 @@ func (m *Manager) shorten(i int32, need int) bool {
 }
 
 const shortenPages = 32
+
+// waypoints are places on the path of one record, from its beginning on. The victim that
+// was cut last is nearly always the next one, too: it is walked once then, and not for
+// every request that it makes room for, each link of a page long unused being a cache miss.
+type waypoints struct {
+	record uint64 // its id
+	n      int
+	at     [8]struct{ block, cell int32 }
+}
+
+// walk finds the cell of block to of a record that ends behind it, in the node of block
+// from, whose cell is given.
+func (m *Manager) walk(r *record, from, cell, to int32) int32 {
+	w := &m.ways
+	if w.record != r.id {
+		*w = waypoints{record: r.id}
+	}
+	gap, known := (r.at-from)/int32(len(w.at)), from
+	for _, p := range w.at[:w.n] {
+		if from < p.block && p.block <= to {
+			from, cell = p.block, p.cell
+		}
+		known = p.block
+	}
+	next := m.content.next
+	for from < to {
+		run := adjacent(next[:m.content.base], cell, to-from+1)
+		if from += run; from > to {
+			return cell + run - 1
+		}
+		if cell = next[cell+run-1]; from-known >= gap && w.n < len(w.at) {
+			w.at[w.n].block, w.at[w.n].cell = from, cell
+			w.n, known = w.n+1, from
+		}
+	}
+	return cell
+}

@@ -81,3 +81,29 @@ func TestShorten_RandomTraffic(t *testing.T) {
 		t.Errorf("%d shortened, %d evicted: too few to mean much", c.ShortenedRecords, c.EvictedRecords)
 	}
 }
+
+// One victim is cut many times; each cut finds its place from where the former ones came by.
+func TestShorten_OneVictimManyTimes(t *testing.T) {
+	for seed := range uint64(6) {
+		r := rand.New(rand.NewPCG(9, seed))
+		h := newHost(t, Config{PageTokens: 4, BasePages: 800, ShortenVictims: true})
+		scrambled(h.Manager, r, 1+r.IntN(6))
+		prompt := tokens(1, 4*800)
+		long := h.run(AcquireRequest{Tokens: prompt[:4*750]}).Record
+		path := h.recordPages(long, BasePages)
+		for left := 750; left > 100; {
+			n := 1 + r.IntN(100)
+			h.vanilla(tokens(uint64(n), 4*n))
+			if err := h.Check(); err != nil {
+				t.Fatal(err)
+			}
+			hit := h.hit(AcquireRequest{Tokens: prompt}) / 4
+			if hit > left || left-hit > 132 {
+				t.Fatalf("%d blocks are left of %d after %d were wanted", hit, left, n)
+			}
+			if left = hit; left > 100 {
+				wantSlice(t, "path of the victim", h.recordPages(long, BasePages), path[:left])
+			}
+		}
+	}
+}
