@@ -17,15 +17,13 @@ import torch
 class RowPlan:
     """How many rows each request has in a result buffer, and where. Immutable."""
 
-    __slots__ = ("_places", "ends", "hits", "rows", "sizes", "uniform")
+    __slots__ = ("_places", "ends", "hits", "rows", "sizes")
 
     def __init__(self, sizes: list[int], hits: dict[int, int], places: dict[int, int] | None = None) -> None:
         self.sizes = sizes
         self.ends = list(accumulate(sizes))
         self.rows = self.ends[-1] if sizes else 0
         self.hits = hits  # position in the batch -> hit tokens
-        # The rows of every request when that is one number, else -1.
-        self.uniform = sizes[0] if sizes and sizes.count(sizes[0]) == len(sizes) else -1
         self._places = places
 
     def part(self, positions: Sequence[int]) -> RowPlan:
@@ -38,25 +36,25 @@ class RowPlan:
         return self.ends[position] - self.sizes[position]
 
     def shape(self, row_shape: torch.Size) -> tuple[int, ...]:
-        """Shape of the buffer; a uniform one has a dimension for the requests, which
-        makes its views cheap."""
-        if self.uniform >= 0 and len(self.sizes) > 1:
-            return (len(self.sizes), self.uniform, *row_shape)
+        """Shape of the buffer."""
         return (self.rows, *row_shape)
 
     def views(
         self, buffer: torch.Tensor, req_ids: Sequence[str], positions: Sequence[int] | None
     ) -> dict[str, torch.Tensor]:
-        """A view for each of ``req_ids``, which are at ``positions`` in the batch; None: are all of it."""
+        """The rows of each of ``req_ids``, which are at ``positions`` in the batch; None: are all of it.
+
+        Several share the memory of the buffer and nothing else: not ``unbind`` or ``split``,
+        whose views autograd takes for parts of one tensor. Those cannot be changed in place by
+        what has a gradient, and changing one is a change of all. (They cost more as well.)
+        """
         views: Sequence[torch.Tensor]
         if len(self.sizes) == 1:
             if positions is None:
                 return {req_ids[0]: buffer}
             views = (buffer,)
-        elif self.uniform >= 0:
-            views = buffer.unbind(0)
         else:
-            views = buffer.split(self.sizes) if self.sizes else ()
+            views = torch.unsafe_split_with_sizes(buffer, self.sizes) if self.sizes else ()
         if positions is not None:
             places = self._places
             views = [views[p if places is None else places[p]] for p in positions]

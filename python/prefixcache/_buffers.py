@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ ARENA_BYTES = 1 << 20
 
 # Said wherever a tensor is made: the default may be another device, whose addresses are none for the library.
 HOST = torch.device("cpu")
+
+# For what need not be made in another mode than the thread's.
+AS_IT_IS: AbstractContextManager[Any] = nullcontext()
 
 _PyBUF_WRITE = 0x200
 _Pair = ctypes.c_uint64 * 2  # the address and the handle of a buffer
@@ -34,6 +38,15 @@ _lent: dict[int, tuple[weakref.ref[memoryview], _ffi.Library, int]] = {}
 def _give_back(memory: weakref.ref[memoryview]) -> None:
     _, library, buffer = _lent.pop(id(memory))
     library.buffer_release(buffer)
+
+
+def plain() -> AbstractContextManager[Any]:
+    """What results are made in: tensors of an engine in inference mode, too, have to be plain.
+
+    The thread that takes them may be in no such mode, and could neither change an inference
+    tensor in place nor train on it.
+    """
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else AS_IT_IS
 
 
 _memory_at: Any = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -55,4 +68,5 @@ def allocate(library: _ffi.Library, shape: tuple[int, ...], dtype: torch.dtype, 
     # torch's storage holds `memory`, so its end is the end of the last view.
     lease = weakref.ref(memory, _give_back)
     _lent[id(lease)] = (lease, library, buffer)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    # resize_, since a view would be one for autograd, too, with the rules of the mode it was made in.
+    return torch.frombuffer(memory, dtype=dtype).resize_(shape)

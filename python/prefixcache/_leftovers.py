@@ -62,10 +62,11 @@ def element_of(value: Any, start: int, end: int, total: int) -> Any:
     if isinstance(value, torch.Tensor):
         if value.dim() == 0 or value.is_nested or value.shape[0] != total:
             return value.clone()
-        if value.layout is torch.strided:
-            return value[start:end]
         # Other layouts have no views; all but COO are not cut at all.
-        return value.narrow_copy(0, start, end - start) if value.is_sparse else value.to_dense()[start:end]
+        if value.is_sparse:
+            return value.narrow_copy(0, start, end - start)
+        value = value if value.layout is torch.strided else value.to_dense()
+        return value[start:end].detach()  # no view for autograd, as in RowPlan.views
     if isinstance(value, dict):
         return {key: element_of(item, start, end, total) for key, item in value.items()}
     return _rebuild(value, lambda b: b.clone() if isinstance(b, torch.Tensor) else copy.copy(b))

@@ -13,7 +13,7 @@ import torch
 
 from prefixcache import _ffi
 from prefixcache._batch import RowPlan
-from prefixcache._buffers import ARENA_BYTES, HOST, allocate
+from prefixcache._buffers import ARENA_BYTES, allocate
 from prefixcache._cache import ADDRESS_WORD, ROWS_WORDS, TARGET_WORD, OmniCache
 from prefixcache._config import HIDDEN_KEY, ModelCachePolicy
 from prefixcache._device import DeviceRows, current_stream, device_rows, stream_of
@@ -142,7 +142,7 @@ def place_rows(
 
 
 class Repeat:
-    """What the outputs of a saved step looked like, all of them small rows in host memory."""
+    """What the outputs of a saved step looked like, when all of them were rows in host memory."""
 
     __slots__ = ("_hidden", "_looks", "_names", "_padded", "_plan", "_tokens", "keys")
 
@@ -172,9 +172,10 @@ class Repeat:
             return None
         looks = []  # the third: whether a tensor may be a lazy negation or conjugate, which bfloat16 has not
         for key, source in zip(context.keys, sources, strict=True):
-            if type(source) is not torch.Tensor or key.buffer_bytes >= ARENA_BYTES:
+            if type(source) is not torch.Tensor:
                 return None
-            looks.append((source.shape, key.dtype, key.dtype is not torch.bfloat16, key.buffer_shape))
+            lazy = key.dtype is not torch.bfloat16
+            looks.append((source.shape, key.dtype, lazy, key.buffer_shape, key.buffer_bytes))
         return cls(context, looks, list(mm), n, padded)
 
     def fits(self, plan: RowPlan, n: int, padded: int) -> bool:
@@ -192,7 +193,7 @@ class Repeat:
         words, at = cache.row_words, 0
         buffers: Buffers = []
         try:
-            for value, (shape, dtype, lazy, target) in zip(values, self._looks):  # noqa: B905
+            for value, (shape, dtype, lazy, target, nbytes) in zip(values, self._looks):  # noqa: B905
                 if (
                     type(value) is not torch.Tensor
                     or value.dtype is not dtype
@@ -203,7 +204,7 @@ class Repeat:
                     or (lazy and (value.is_neg() or value.is_conj()))
                 ):
                     return None
-                buffer = torch.empty(target, dtype=dtype, device=HOST)
+                buffer = allocate(cache.library, target, dtype, nbytes)
                 words[at + ADDRESS_WORD] = value.data_ptr()
                 words[at + TARGET_WORD] = buffer.data_ptr()
                 at += ROWS_WORDS

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from prefixcache._batch import BatchLayout, RowPlan, runs
+from prefixcache._buffers import AS_IT_IS, plain
 from prefixcache._config import HIDDEN_KEY, StageCacheOutputs
 from prefixcache._errors import OmniPrefixCacheUnmatchError
 from prefixcache._inputs import unhashable
@@ -119,28 +120,29 @@ class StepContext:
         """The result, once the library has filled the buffers that :meth:`read` gave."""
         hidden: dict[str, torch.Tensor] | None = None
         mm: dict[str, dict[str, Any]] = {}
-        for key, filled, buffer in zip(self.keys, self.buffers, buffers):  # noqa: B905
-            plan = part if filled is None else self.plan
-            result = plan.views(buffer, req_ids, positions)
-            if key.name == HIDDEN_KEY:
-                hidden = result
-            else:
-                mm[key.name] = result
+        layout = self.layout
+        # The rows of a batch of one are the buffer, which is made already.
+        with plain() if layout.num_requests > 1 else AS_IT_IS:
+            for key, filled, buffer in zip(self.keys, self.buffers, buffers):  # noqa: B905
+                plan = part if filled is None else self.plan
+                result = plan.views(buffer, req_ids, positions)
+                if key.name == HIDDEN_KEY:
+                    hidden = result
+                else:
+                    mm[key.name] = result
         if not self.leftovers and self.foreign_hidden is None:
             return StageCacheOutputs(hidden, mm)
 
         if self.landing is not None:
             self.landing.wait()
-        layout = self.layout
         spans = [layout.span(i) for i in (range(layout.num_requests) if positions is None else positions)]
         total = layout.new.rows
-        with torch.inference_mode(False):  # copies are plain tensors, like the buffers
+        with plain():
             if self.landing is not None:
                 self.leftovers = unpinned(self.leftovers)
                 self.foreign_hidden = unpinned(self.foreign_hidden)
             if self.foreign_hidden is not None:
-                rows = self.foreign_hidden
-                hidden = {r: rows[start:end] for r, (start, end) in zip(req_ids, spans, strict=True)}
+                hidden = layout.new.views(self.foreign_hidden, req_ids, positions)
             for name, value in self.leftovers.items():
                 mm[name] = {r: element_of(value, *span, total) for r, span in zip(req_ids, spans, strict=True)}
         return StageCacheOutputs(hidden, mm)

@@ -11,6 +11,7 @@ import torch
 from omni_host import WIDTH, rows, same
 
 from prefixcache import omni
+from prefixcache._buffers import ARENA_BYTES
 from prefixcache._errors import PrefixCacheArgumentError
 
 KEYS = ("m", "n")
@@ -45,6 +46,17 @@ def test_a_step_like_the_last_one_is_not_sorted(host, monkeypatch):
         out = host.go({"A": 1, "B": 1}, KEYS)
         assert same(out.hidden_states["B"], rows("B", i, i + 1))
         assert same(out.mm_outputs["n"]["A"], rows("A", i, i + 1, "n"))
+
+
+def test_neither_is_one_whose_results_have_memory_of_the_library(monkeypatch):
+    host, wide = omni_host.Host(), ARENA_BYTES // 4
+    for i, name in enumerate("AB"):
+        host.arrive(name, [i])
+    for i in range(4):
+        host.begin({"A": 1, "B": 1})
+        out = host.read(host.save(hidden=host.outputs(width=wide)), "A", "B")
+        assert same(out.hidden_states["B"], rows("B", i, i + 1, width=wide))
+        monkeypatch.setattr(omni, "sort_outputs", None)
 
 
 def spread(v: torch.Tensor) -> torch.Tensor:

@@ -35,15 +35,20 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def use(out: StageCacheOutputs) -> None:
-    """Autograd, then in-place changes, of every tensor of a result."""
+    """Autograd, then in-place changes, of every tensor of a result, each for itself."""
     for t in tensors(out):
+        assert not t.requires_grad, "what was done to another request's tensor is no business of this one"
         version = t._version
         weight = torch.ones(t.shape[-1:], requires_grad=True)
         (t * weight).sum().backward()
         assert weight.grad is not None
         t.add_(1)
         assert t._version > version
-        t.requires_grad_()
+        weight.grad = None
+        t.mul_(weight)  # in place too when what changes it has a gradient
+        t.sum().backward()
+        assert weight.grad is not None
+        assert t.requires_grad
 
 
 @pytest.mark.parametrize("save", MODES)
