@@ -391,8 +391,9 @@ typedef struct pc_omni_save_args {
     int64_t num_slots;        /* must equal the sum of counts */
     const pc_omni_rows *rows; /* keys of this step, each once */
     uint64_t num_rows;
-    uint64_t step; /* out: step id, 1, 2, 3, ... */
-    uint64_t reserved[4];
+    uint64_t step;  /* out: step id, 1, 2, 3, ... */
+    uint64_t event; /* cudaEvent_t behind which rows on a device are ready, or 0 */
+    uint64_t reserved[3];
 } pc_omni_save_args;
 
 /*
@@ -410,12 +411,20 @@ typedef struct pc_omni_save_args {
  * be ordered behind `stream` first. The number of driver calls does not depend on
  * the number of requests.
  *
+ * Rows of another stream than `stream`: record an event there, behind the rows, and
+ * pass it as `event`. `stream` waits for it before the copies, and so does what is
+ * enqueued on it afterwards; the calling thread does not. The event may belong to any
+ * stream, context and device, and may be recorded again or destroyed when the call
+ * returned. As in CUDA, one that was never recorded counts as done.
+ *
  * The first such call opens the device: in the CUDA context that is current on its
  * thread, or that of `stream` when there is none. Later ones must have the same
  * context or none. All of this is checked before anything is enqueued:
- * PC_ERROR_INVALID_ARGUMENT for a stream of another context and for rows that are
- * not memory of this device, PC_ERROR_WRONG_STATE for a stream that is being
- * captured into a graph (save outside the capture: replay, then save).
+ * PC_ERROR_INVALID_ARGUMENT for a stream of another context, for rows that are
+ * not memory of this device, for an event that was destroyed and for one without
+ * rows on a device; PC_ERROR_WRONG_STATE for a stream that is being captured into a
+ * graph (save outside the capture: replay, then save) and for an event that was
+ * recorded in one.
  * PC_ERROR_DEVICE when a driver call fails: this save left no trace and may be
  * tried again. A copy that fails after the save returned is a failed write, which
  * is sticky; its text has the CUDA error name.
@@ -812,8 +821,8 @@ typedef struct pc_manager_options {
     int32_t recurrent_slots; /* hybrid: snapshots of recurrent state */
     int32_t partial_slots;   /* hybrid: pages in which a snapshot ends */
     uint64_t reserved[4];
-    uint32_t tenant_quota; /* per mille of base_pages, max_records and recurrent_slots that one tenant may
-                              hold, see pc_tenant; 1000: counted, not limited; 0: neither */
+    uint32_t tenant_quota; /* per mille of each pool, and of max_records, that one tenant may hold, see
+                              pc_tenant; 1000: counted, not limited; 0: neither */
     uint32_t reserved1;    /* 0 */
 } pc_manager_options;
 
@@ -1114,8 +1123,8 @@ PC_API pc_status pc_manager_dump(pc_handle manager, char *text, uint64_t space, 
 /*
  * A tenant: all sequences with one pc_extras.isolation, or all without. No two share a
  * page. With tenant_quota in the options, tenants are counted, and each holds at most
- * its quota of base pages (in use by leases, or cached), of records, and of
- * snapshots. A demand that would pass the quota first evicts records of the same tenant,
+ * its quota of base pages (in use by leases, or cached), of draft pages, of records, and
+ * of snapshots and the partial pages that some end in. A demand that would pass the quota first evicts records of the same tenant,
  * least recent first; when what its leases use leaves no room even then, it is
  * PC_REQUEST_FAILED, the text begins with "quota", and nothing changed. A snapshot slot
  * that is free may be reserved beyond the quota, which counts again when it is

@@ -31,12 +31,12 @@ func (m *Manager) Acquire(req *AcquireRequest) (AcquireResult, error) {
 		m.counters.Infeasible++
 		return AcquireResult{InsufficientCapacity, 0, f.plan}, nil
 	}
-	if m.tenants != nil && !m.withinQuota(f.realm, req.Extras, m.inactive(f.bound), f.plan.Demand[BasePages]) {
+	if m.tenants != nil && !m.withinQuota(f.realm, req.Extras, Demand{m.inactive(f.bound), m.inactiveDraft(m.leases[i].draft)}, f.plan.Demand) {
 		m.counters.Infeasible++
 		return AcquireResult{OverQuota, 0, f.plan}, nil
 	}
 	m.open(i, req, &f)
-	m.evictOwn(m.leases[i].realm, f.plan.Demand[BasePages], f.record)
+	m.evictOwn(m.leases[i].realm, f.plan.Demand, f.record)
 	m.evictFor(f.plan.Demand, f.record)
 	m.endCause()
 	m.touchFound(&f)
@@ -166,7 +166,7 @@ func (m *Manager) fill(i int32, req *AcquireRequest, f *found) {
 	}
 	l.history = f.n
 	if n := pl.Demand[DraftPages]; n > 0 {
-		l.draft = m.draft.take(n, l.draft)
+		m.takeDraft(l, n)
 	}
 	l.matched = int32(pl.Matched / m.cfg.PageTokens)
 	l.settled = max(l.matched, f.match.at) // the cursor relies on all that matched
@@ -195,11 +195,7 @@ func (m *Manager) fits(f *found, draft []int32) bool {
 	if f.plan.Mode != Spec {
 		return true // a hybrid hit pins slots, but takes none
 	}
-	pin := 0
-	if n := len(draft); n > 0 {
-		pin = m.draft.inactive(draft[n-1])
-	}
-	return m.draft.canHold(pin, pl.Demand[DraftPages])
+	return m.draft.canHold(m.inactiveDraft(draft), pl.Demand[DraftPages])
 }
 
 // inactive counts the base pages that pinning the path down to p would activate.
@@ -229,9 +225,7 @@ func (m *Manager) pinFound(l *lease, f *found) {
 		}
 		m.pinPath(l, f.bound)
 	}
-	if n := len(l.draft); n > 0 {
-		m.draft.pin(l.draft[n-1])
-	}
+	m.pinDraft(l)
 	l.recurrent, l.partial = f.plan.Recurrent, f.plan.Partial
 	m.holdSlot(RecurrentSlots, l.realm, l.recurrent, 1, 0)
 	m.holdSlot(PartialSlots, l.realm, l.partial, 1, 0)
@@ -257,17 +251,17 @@ func (m *Manager) Grow(id LeaseID, base, draft int) (bool, error) {
 	if base|draft == 0 {
 		return true, nil
 	}
-	if !m.base.canHold(0, base) || !m.draft.canHold(0, draft) || m.tenants != nil && !m.withinQuota(l.realm, nil, 0, base) {
+	if !m.base.canHold(0, base) || !m.draft.canHold(0, draft) || m.tenants != nil && !m.withinQuota(l.realm, nil, Demand{}, Demand{base, draft}) {
 		return false, nil
 	}
 	if m.tenants != nil || base > m.base.free.n || draft > m.draft.free.n {
-		m.evictOwn(l.realm, base, -1)
+		m.evictOwn(l.realm, Demand{base, draft}, -1)
 		m.evictFor(Demand{base, draft}, -1)
 		m.endCause()
 	}
 	m.takeCells(l, base, nil)
 	if draft > 0 {
-		l.draft = m.draft.take(draft, l.draft)
+		m.takeDraft(l, draft)
 	}
 	// Tokens that arrived before their pages move in now.
 	if early := l.early; len(early) > 0 {

@@ -9,7 +9,7 @@ func (c *checker) tenants() {
 	want := make([]TenantStats, len(s.all))
 	realms := make([]int32, len(s.all))
 	owner, active := make([]int32, m.cfg.BasePages), make([]bool, m.cfg.BasePages)
-	slots := make([][2]slotCount, len(s.all))
+	slots, partial := make([][2]slotCount, len(s.all)), make([]int, len(s.all))
 	slotOwner := [2][]int32{make([]int32, m.cfg.RecurrentSlots), make([]int32, m.cfg.PartialSlots)}
 	slot := func(realm int32, pool int, list ...int32) {
 		t := m.realms[realm].tenant
@@ -22,6 +22,20 @@ func (c *checker) tenants() {
 			if [...]*slotPool{&m.recurrent, &m.partial}[pool].refs[x].active > 0 { // recounted by slots
 				slots[t][pool].active++
 			}
+		}
+	}
+	drafts, draftOwner := make([]slotCount, len(s.all)), make([]int32, m.cfg.DraftPages)
+	draft := func(realm, page int32) { // and all before it
+		t := m.realms[realm].tenant
+		for ; page >= 0 && draftOwner[page] == 0; page = m.draft.prev[page] {
+			draftOwner[page] = t + 1
+			drafts[t].all++
+			if m.draft.owners[page] > 0 { // recounted by forest
+				drafts[t].active++
+			}
+		}
+		if page >= 0 && draftOwner[page] != t+1 {
+			c.fail("draft page %d is held by tenants %d and %d", page, draftOwner[page]-1, t)
 		}
 	}
 	hold := func(realm int32, pages []int32, lease bool) {
@@ -45,6 +59,9 @@ func (c *checker) tenants() {
 		if l := &m.leases[i]; l.live {
 			slot(l.realm, 0, append(l.reserved[:len(l.reserved):len(l.reserved)], l.recurrent)...)
 			slot(l.realm, 1, append(l.reservedPartial[:len(l.reservedPartial):len(l.reservedPartial)], l.partial)...)
+			if n := len(l.draft); n > 0 {
+				draft(l.realm, l.draft[n-1])
+			}
 		}
 		if l := &m.leases[i]; l.live && l.attention {
 			n, _ := m.PageCount(m.leaseID(int32(i)), BasePages)
@@ -62,8 +79,12 @@ func (c *checker) tenants() {
 		want[t].Records++
 		slot(realm, 0, r.recurrent)
 		slot(realm, 1, r.partial)
+		draft(realm, r.draftLast)
 		if r.exact != 0 {
 			want[t].Snapshots++
+		}
+		if r.partial >= 0 {
+			partial[t]++
 		}
 		if s.record[i].tenant != t {
 			c.fail("record %d is listed for tenant %d, expected %d", r.id, s.record[i].tenant, t)
@@ -85,11 +106,15 @@ func (c *checker) tenants() {
 		if x.Pages != want[t].Pages || x.ActivePages != want[t].ActivePages || x.Records != want[t].Records || x.Snapshots != want[t].Snapshots || x.realms != realms[t] {
 			c.fail("tenant %d holds %+v in %d realms; counted %+v and %d", t, want[t], realms[t], x.TenantStats, x.realms)
 		}
-		if x.slots != slots[t] {
-			c.fail("tenant %d holds snapshot slots %+v, counted %+v", t, slots[t], x.slots)
+		if x.slots != slots[t] || x.partial != partial[t] {
+			c.fail("tenant %d holds snapshot slots %+v and %d records with a partial page, counted %+v and %d", t, slots[t], partial[t], x.slots, x.partial)
 		}
-		if x.Pages > max(x.pages, x.ActivePages) || (x.Records > x.records || x.Snapshots > x.snapshots) && m.cfg.MaxRecords > 0 {
-			c.fail("tenant %d holds %d pages of %d, %d records of %d, %d snapshots of %d", t, x.Pages, x.pages, x.Records, x.records, x.Snapshots, x.snapshots)
+		if x.draft != drafts[t] || x.draft.all > max(x.drafts, x.draft.active) {
+			c.fail("tenant %d holds draft pages %+v of %d, counted %+v", t, drafts[t], x.drafts, x.draft)
+		}
+		if x.Pages > max(x.pages, x.ActivePages) || x.beyondRecords() && m.cfg.MaxRecords > 0 {
+			c.fail("tenant %d holds %d pages of %d, %d records of %d, %d snapshots of %d, %d partial pages of %d",
+				t, x.Pages, x.pages, x.Records, x.records, x.Snapshots, x.snapshots, x.partial, x.partials)
 		}
 		n := 0
 		for r, prev := x.list.first, int32(-1); r >= 0 && x.pages > 0; r, prev = s.record[r].next, r {
@@ -104,7 +129,7 @@ func (c *checker) tenants() {
 		if x.pages > 0 && x.realms == 0 && x.perMille == 0 {
 			idle++
 		}
-		if x.want != 0 {
+		if x.want != (Demand{}) {
 			c.fail("tenant %d still wants %d pages", t, x.want)
 		}
 	}

@@ -54,7 +54,7 @@ func (d *draftPool) pin(page int32) {
 	}
 }
 
-func (d *draftPool) unpin(page int32) { d.leave(page, d.owners, true) }
+func (d *draftPool) unpin(page int32) (freed int) { return d.leave(page, d.owners, true) }
 
 func (d *draftPool) mark(page int32) {
 	for ; page >= 0; page = d.prev[page] {
@@ -121,6 +121,7 @@ func (m *Manager) dropDraft(i int32) (freed int) {
 	r := &m.records[i]
 	m.draftEntries -= int(r.at)
 	freed = m.draft.unmark(r.draftLast)
+	m.chargeDraft(m.nodes[r.node].realm, -freed, 0)
 	r.draftLast = -1
 	for n := r.node; !m.nodes[n].isRoot() && m.nodes[n].draft == i; n = m.nodes[n].parent {
 		m.nodes[n].draft = m.newestDraft(n)

@@ -210,6 +210,7 @@ func (m *Manager) publishHybrid(l *lease, length int, slots Reservation, digest 
 	r.tail, r.recurrent, r.partial = tail, slots.Recurrent, slots.Partial
 	m.holdSlot(RecurrentSlots, l.realm, r.recurrent, 0, 1)
 	m.holdSlot(PartialSlots, l.realm, r.partial, 0, 1)
+	m.chargePartial(l.realm, r.partial)
 	return m.retain(i, c)
 }
 

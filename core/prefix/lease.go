@@ -256,9 +256,7 @@ func (m *Manager) Release(id LeaseID) error {
 			m.charge(l.realm, -int(s.end-s.start), -int(s.end-s.start))
 		}
 	}
-	if n := len(l.draft); n > 0 {
-		m.draft.unpin(l.draft[n-1])
-	}
+	m.unpinDraft(l)
 	m.dropRestored(l)
 	for _, s := range l.reserved {
 		m.dropSlot(RecurrentSlots, l.realm, s, 1, 0)

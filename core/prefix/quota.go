@@ -20,7 +20,7 @@ func (m *Manager) charge(realm int32, pages, active int) {
 
 // withinQuota says whether a tenant may take want pages more, once pin of its cached
 // ones are in use: exact, because evicting all its records leaves what leases own.
-func (m *Manager) withinQuota(realm int32, e *Extras, pin, want int) bool {
+func (m *Manager) withinQuota(realm int32, e *Extras, pin, want Demand) bool {
 	s := m.tenants
 	if s == nil {
 		return true
@@ -32,11 +32,16 @@ func (m *Manager) withinQuota(realm int32, e *Extras, pin, want int) bool {
 		t = s.open(isolation(e))
 	}
 	x := &s.all[t]
-	if want <= x.pages-x.ActivePages-pin {
+	if x.canHold(pin, want) {
 		return true
 	}
 	x.Refused++
 	return false
+}
+
+func (x *tenant) canHold(pin, want Demand) bool {
+	return want[BasePages] <= x.pages-x.ActivePages-pin[BasePages] &&
+		(want[DraftPages] == 0 || want[DraftPages] <= x.drafts-x.draft.active-pin[DraftPages])
 }
 
 // batchWithinQuota is withinQuota for the leases of a batch together, which are open
@@ -49,7 +54,9 @@ func (m *Manager) batchWithinQuota() bool {
 	ok := true
 	for i := range m.batch {
 		x := &s.all[m.realms[m.batch[i].realm].tenant]
-		if x.want += m.batch[i].plan.Demand[BasePages]; x.want > x.pages-x.ActivePages {
+		x.want[BasePages] += m.batch[i].plan.Demand[BasePages]
+		x.want[DraftPages] += m.batch[i].plan.Demand[DraftPages]
+		if !x.canHold(Demand{}, x.want) {
 			x.Refused++
 			ok = false
 		}
@@ -81,20 +88,24 @@ func (m *Manager) evictForBatch() {
 
 func (m *Manager) endBatch() {
 	for i := range m.batch {
-		m.tenants.all[m.realms[m.batch[i].realm].tenant].want = 0
+		m.tenants.all[m.realms[m.batch[i].realm].tenant].want = Demand{}
 	}
 }
 
 // evictOwn evicts a tenant's own records, least recent first and spare last, until it
-// may take n pages more. From here on evictions are its doing, until endCause.
-func (m *Manager) evictOwn(realm int32, n int, spare int32) {
+// may take want pages more. From here on evictions are its doing, until endCause.
+func (m *Manager) evictOwn(realm int32, want Demand, spare int32) {
 	s := m.tenants
 	if s == nil {
 		return
 	}
 	t := m.realms[realm].tenant
 	s.cause[0] = t
-	for x := &s.all[t]; x.Pages+n > x.pages; {
+	for x := &s.all[t]; ; {
+		over := x.Pages + want[BasePages] - x.pages
+		if over <= 0 && (want[DraftPages] == 0 || x.draft.all+want[DraftPages] <= x.drafts) {
+			return
+		}
 		victim := x.list.first
 		if victim == spare && victim >= 0 {
 			if next := s.record[victim].next; next >= 0 {
@@ -104,11 +115,16 @@ func (m *Manager) evictOwn(realm int32, n int, spare int32) {
 		if victim < 0 {
 			return
 		}
-		if m.cfg.ShortenVictims && m.shorten(victim, x.Pages+n-x.pages) {
+		if m.cfg.ShortenVictims && over > 0 && m.shorten(victim, over) {
 			continue
 		}
 		m.evict(victim)
 	}
+}
+
+// beyondRecords: more records, of whatever kind, than the tenant may have.
+func (x *tenant) beyondRecords() bool {
+	return x.Records > x.records || x.Snapshots > x.snapshots || x.partial > x.partials
 }
 
 // enforceOwn is enforceLimit for the records of one tenant.
@@ -119,7 +135,7 @@ func (m *Manager) enforceOwn(keep int32) {
 	}
 	t := s.record[keep].tenant
 	s.cause[0] = t
-	for x := &s.all[t]; x.Records > x.records || x.Snapshots > x.snapshots; {
+	for x := &s.all[t]; x.beyondRecords(); {
 		victim := x.list.first
 		if victim == keep {
 			victim = s.record[victim].next
@@ -142,7 +158,7 @@ func (m *Manager) endCause() {
 // more, now that one has ended.
 func (m *Manager) settleQuota(t int32) {
 	s := m.tenants
-	for x := &s.all[t]; (x.Pages > max(x.pages, x.ActivePages) || x.Records > x.records || x.Snapshots > x.snapshots) && x.list.first >= 0; {
+	for x := &s.all[t]; (x.Pages > max(x.pages, x.ActivePages) || x.draft.all > max(x.drafts, x.draft.active) || x.beyondRecords()) && x.list.first >= 0; {
 		m.evict(x.list.first)
 	}
 }

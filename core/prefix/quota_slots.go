@@ -1,6 +1,6 @@
 package prefix
 
-// slotCount is how many snapshot slots of one pool a tenant holds.
+// slotCount is how many snapshot slots of one pool, or draft pages, a tenant holds.
 type slotCount struct {
 	all    int // in use by leases, or cached
 	active int // in use by leases
@@ -55,6 +55,13 @@ func (m *Manager) chargeSlots(pool Resource, realm int32, all, active int) {
 	}
 }
 
+// chargePartial counts a record that has got a partial page.
+func (m *Manager) chargePartial(realm, slot int32) {
+	if m.tenants != nil && slot >= 0 {
+		m.tenants.all[m.realms[realm].tenant].partial++
+	}
+}
+
 // slotsWithinQuota says whether a tenant may reserve a snapshot. A free slot it may
 // have: what its leases hold beyond the quota is cached by nobody, and a publication
 // settles it. Where slots are short, its leases must leave room below the quota, or its
@@ -65,7 +72,7 @@ func (m *Manager) slotsWithinQuota(l *lease, d *Demand) bool {
 		return true
 	}
 	x := &s.all[m.realms[l.realm].tenant]
-	if x.slots[0].active < x.snapshots {
+	if x.slots[0].active < x.snapshots && (d[PartialSlots] == 0 || x.slots[1].active < x.partials) {
 		return true
 	}
 	for i, p := range [...]*slotPool{&m.recurrent, &m.partial} {
@@ -86,7 +93,10 @@ func (m *Manager) evictOwnSlots(l *lease, d *Demand) {
 	}
 	t := m.realms[l.realm].tenant
 	s.cause[0] = t
-	for x := &s.all[t]; x.slots[0].all >= x.snapshots && x.list.first >= 0 && !m.fitsNow(d); {
+	for x := &s.all[t]; x.list.first >= 0 && !m.fitsNow(d); {
+		if x.slots[0].all < x.snapshots && (d[PartialSlots] == 0 || x.slots[1].all < x.partials) {
+			return
+		}
 		m.evict(x.list.first)
 	}
 }

@@ -94,3 +94,58 @@ func TestReservedSnapshotsPushOutTheTenantsOwn(t *testing.T) {
 		t.Errorf("%+v and %+v", one, two)
 	}
 }
+
+// A pool of partial pages that is smaller than that of recurrent slots is shared out like it.
+func TestPartialPagesOfOneTenantDoNotPushOutAnothers(t *testing.T) {
+	m, err := New(Config{PageTokens: 4, BasePages: 400, RecurrentSlots: 40, PartialSlots: 4, MaxRecords: 100, TenantQuota: 500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshot := func(tenant int, seed uint64, n int) bool {
+		t.Helper()
+		res, err := m.Acquire(&AcquireRequest{Mode: Hybrid, Tokens: tokens(seed, n), Extras: &Extras{Isolation: tenantKey(tenant)}})
+		if err != nil || res.Status != Acquired {
+			t.Fatal(res, err)
+		}
+		slots, ok, err := m.Reserve(res.Lease, n%4 != 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok {
+			if _, err := m.PublishHybrid(res.Lease, n, slots); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := m.Check(); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Release(res.Lease); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Check(); err != nil {
+			t.Fatal(err)
+		}
+		return ok
+	}
+	for i := range uint64(2) {
+		snapshot(1, i, 10)
+	}
+	snapshot(2, 50, 8) // ends at a page boundary: it needs none, and may go for one that does
+	for i := range uint64(6) {
+		if !snapshot(2, 100+i, 10) {
+			t.Errorf("snapshot %d of tenant 2 had room among its own", i)
+		}
+	}
+	if one, two := tenantInfo(m, 1), tenantInfo(m, 2); one.Records != 2 || one.Evicted != 0 || two.Records != 2 {
+		t.Errorf("%+v and %+v", one, two)
+	}
+	if err := m.SetQuota(tenantKey(2), 250); err != nil { // one of four
+		t.Fatal(err)
+	}
+	if two := tenantInfo(m, 2); two.Records != 1 {
+		t.Errorf("%+v", two)
+	}
+	if err := m.Check(); err != nil {
+		t.Fatal(err)
+	}
+}

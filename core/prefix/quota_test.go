@@ -346,8 +346,12 @@ func TestQuotasUnderRandomTraffic(t *testing.T) {
 							t.Fatalf("tenant %d holds %d pages of %d", tenant, now.Pages, quota)
 						}
 						leases = append(leases, live{res.Lease, tenant, req.Mode, len(req.Tokens)})
+						if all, active, most := draftOf(m, tenant); all > max(most, active) {
+							t.Fatalf("tenant %d holds %d draft pages of %d, %d of them in use", tenant, all, most, active)
+						}
 					case OverQuota:
-						if want+pinned+info.ActivePages <= quota {
+						_, active, most := draftOf(m, tenant)
+						if want+pinned+info.ActivePages <= quota && res.Plan.Demand[DraftPages]+res.Plan.BoundDraft+active <= most {
 							t.Fatalf("%d pages are refused, %d pinned, %d of %d in use", want, pinned, info.ActivePages, quota)
 						}
 					}
@@ -369,7 +373,7 @@ func TestQuotasUnderRandomTraffic(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if info := before[tenant]; !ok && info.ActivePages+want <= info.QuotaPages && m.Feasible(Demand{want, draft}) {
+					if info := before[tenant]; !ok && info.ActivePages+want <= info.QuotaPages && draftFits(m, tenant, draft) && m.Feasible(Demand{want, draft}) {
 						t.Fatalf("growth by %d is refused with %d of %d in use", want, info.ActivePages, info.QuotaPages)
 					}
 				case k < 8:
@@ -419,6 +423,17 @@ func TestQuotasUnderRandomTraffic(t *testing.T) {
 			}
 		})
 	}
+}
+
+// draftOf is what a tenant holds of the draft pages, what of that is in use, and what it may hold.
+func draftOf(m *Manager, n int) (all, active, most int) {
+	x := &m.tenants.all[m.tenants.of[tenantKey(n)]]
+	return x.draft.all, x.draft.active, x.drafts
+}
+
+func draftFits(m *Manager, tenant, want int) bool {
+	_, active, most := draftOf(m, tenant)
+	return want == 0 || want <= most-active
 }
 
 // inactivePages counts the pages that a hit of req would bind and that no lease owns.

@@ -4,8 +4,8 @@ package prefix
 // different tenants share no page, so every page that is not free belongs to exactly
 // one, and counting is an addition where pages are taken, pinned and freed.
 //
-// With Config.TenantQuota a tenant may hold so many base pages, records and snapshots and no
-// more, in use or cached:
+// With Config.TenantQuota a tenant may hold so many base pages, draft pages, records and snapshots
+// and no more, in use or cached:
 //
 //   - A demand that would take it beyond that is met from its own records, least recent
 //     first, before anybody else's is looked at.
@@ -35,11 +35,15 @@ type tenant struct {
 	pages     int // quota of base pages
 	records   int // of records
 	snapshots int // of records with a snapshot, which each take a recurrent slot
+	partials  int // of records with a partial page
+	drafts    int // of draft pages
 	realms    int32
 	list      lruEnds      // its records, least recent first
 	link      lruLink      // among the idle
-	want      int          // of the batch that is judged
+	want      Demand       // of the batch that is judged
 	slots     [2]slotCount // recurrent, partial
+	draft     slotCount    // draft pages
+	partial   int          // records with a partial page
 	TenantStats
 }
 
@@ -91,6 +95,8 @@ func (s *tenants) limit(x *tenant) {
 	x.pages = max(1, s.m.cfg.BasePages*share/1000)
 	x.records = max(1, s.m.cfg.MaxRecords*share/1000)
 	x.snapshots = max(1, s.m.cfg.RecurrentSlots*share/1000)
+	x.partials = max(1, s.m.cfg.PartialSlots*share/1000)
+	x.drafts = max(1, s.m.cfg.DraftPages*share/1000)
 }
 
 // open returns the tenant of a key, a new one if it is not known.
@@ -204,6 +210,9 @@ func (s *tenants) push(r int32) {
 	if s.m.records[r].exact != 0 {
 		x.Snapshots++
 	}
+	if s.m.records[r].partial >= 0 {
+		x.partial++
+	}
 }
 
 func (s *tenants) pull(r int32) {
@@ -222,6 +231,9 @@ func (s *tenants) pull(r int32) {
 	x.Records--
 	if s.m.records[r].exact != 0 {
 		x.Snapshots--
+	}
+	if s.m.records[r].partial >= 0 {
+		x.partial--
 	}
 }
 
