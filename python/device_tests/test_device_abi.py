@@ -109,7 +109,8 @@ class Cache:
         return [x.state for x in states], bytes(rows)
 
     def settled(self, key, slots):
-        """Rows of slots once they are all committed."""
+        """Rows of slots once they are all committed. The next step begins: a step that nobody consumed waits for that."""
+        assert self.begin() == OK
         end = time.monotonic() + 5
         while True:
             states, rows = self.inspect(key, slots)
