@@ -117,6 +117,6 @@ def test_memory_that_cannot_be_pinned_is_told(host, driver, caplog):
     assert record.levelname == "WARNING"
     assert f"{4 * ROW} bytes of host memory could not be pinned for rows from a device: cuMem" in record.getMessage()
     second = host.save({"wide": array}, hidden=None)  # tried again
-    for made in (first, second):
-        discard(host, made)
+    host.manager.discard_step(first)
+    discard(host, second)
     array.free()
