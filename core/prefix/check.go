@@ -121,8 +121,8 @@ func (c *checker) index() {
 		c.fail("%d pages indexed, counted %d (C-69)", m.indexed, indexed)
 	}
 	used := 0
-	for _, id := range m.table.slot {
-		if id >= 0 {
+	for _, s := range m.table.slot {
+		if s.node >= 0 {
 			used++
 		}
 	}
@@ -174,7 +174,7 @@ func (c *checker) subtree(id int32, indexed, attached *int) {
 				c.fail("nodes %d and %d are the same block (C-22)", k, o)
 			}
 		}
-		if m.table.slot[m.table.find(m.nodes, k)] != k {
+		if m.table.slot[m.table.find(k, y.hash)].hash != y.hash {
 			c.fail("node %d is not in the table", k)
 		}
 		c.subtree(k, indexed, attached)

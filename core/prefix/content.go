@@ -223,7 +223,7 @@ func (c *content) equalCells(a, b int32) bool {
 
 // hashBlock is the table hash of a block under a parent node. It finds
 // candidates; it never decides.
-func (c *content) hashBlock(parent int32, words []int32, media []Hash128) uint64 {
+func (c *content) hashBlock(parent int32, words []int32, media []Hash128) uint32 {
 	if media != nil && hasMedia(media) {
 		c.mixed = append(c.mixed[:0], words...)
 		for i := range media {
@@ -238,12 +238,12 @@ func (c *content) hashBlock(parent int32, words []int32, media []Hash128) uint64
 		}
 	}
 	if c.hash != nil {
-		return c.hash(uint32(parent), words)
+		return uint32(c.hash(uint32(parent), words))
 	}
 	h := maphash.Bytes(c.seed, asBytes(words)) ^ uint64(parent)*0x9E3779B97F4A7C15
-	return (h ^ h>>32) * 0xD6E8FEB86659FD93
+	return uint32((h ^ h>>32) * 0xD6E8FEB86659FD93 >> 32)
 }
 
-func (c *content) hashCell(parent, id int32) uint64 {
+func (c *content) hashCell(parent, id int32) uint32 {
 	return c.hashBlock(parent, c.cell(id), c.digests(id))
 }

@@ -40,7 +40,7 @@ func (m *Manager) extend(l *lease, c int32) (inserted bool) {
 }
 
 // hashOwn is the table hash of a lease's block under a parent.
-func (m *Manager) hashOwn(l *lease, parent, at int32) uint64 {
+func (m *Manager) hashOwn(l *lease, parent, at int32) uint32 {
 	if l.miss.is(parent, at) {
 		return l.miss.hash
 	}

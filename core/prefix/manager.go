@@ -98,7 +98,7 @@ func New(cfg Config) (*Manager, error) {
 		m.content.words = unsafe.Slice((*int32)(slab.Row(0)), n)
 		runtime.AddCleanup(m, func(s *rows.Mirror) { s.Free() }, slab)
 	}
-	m.table.init(512)
+	m.table.init(1024)
 	return m, nil
 }
 

@@ -16,7 +16,7 @@ type source struct {
 // hash that block again nor to read it back from memory.
 type lookup struct {
 	parent, at int32
-	hash       uint64
+	hash       uint32
 	known      bool
 }
 
@@ -39,11 +39,11 @@ func (m *Manager) sameBlock(src *source, at, cell int32) bool {
 	return m.content.equal(cell, words, media)
 }
 
-func (m *Manager) hashSource(parent int32, src *source, at int32) uint64 {
+func (m *Manager) hashSource(parent int32, src *source, at int32) uint32 {
 	if src.miss.is(parent, at) {
 		return src.miss.hash
 	}
-	var h uint64
+	var h uint32
 	if src.cells != nil {
 		h = m.content.hashCell(parent, src.cells[at])
 	} else {

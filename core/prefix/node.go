@@ -22,7 +22,7 @@ type node struct {
 	draft            int32 // newest record with a draft path that ends in or below, -1 = none
 	realm            int32
 	gen              uint32 // raised whenever positions in it may have lost their meaning
-	hash             uint64
+	hash             uint32
 	attached, shadow bool
 }
 
@@ -50,7 +50,7 @@ func (x *node) isRoot() bool { return x.end == 0 }
 
 // link makes a detached node a child of p, and findable under the hash of its
 // first block below p.
-func (m *Manager) link(id, p int32, hash uint64) {
+func (m *Manager) link(id, p int32, hash uint32) {
 	x, par := &m.nodes[id], &m.nodes[p]
 	x.parent = p
 	x.sibling, x.elder = par.child, -1
@@ -59,7 +59,7 @@ func (m *Manager) link(id, p int32, hash uint64) {
 	}
 	par.child = id
 	x.hash = hash
-	m.table.insert(m.nodes, id)
+	m.table.insert(id, hash)
 }
 
 func (m *Manager) unlink(id int32) {
@@ -73,12 +73,12 @@ func (m *Manager) unlink(id int32) {
 	if x.sibling >= 0 {
 		m.nodes[x.sibling].elder = x.elder
 	}
-	m.table.remove(m.nodes, id)
+	m.table.remove(id, x.hash)
 	x.sibling, x.elder = -1, -1
 }
 
 // attach puts a node with cells under p in the index.
-func (m *Manager) attach(id, p int32, hash uint64) {
+func (m *Manager) attach(id, p int32, hash uint32) {
 	m.link(id, p, hash)
 	x := &m.nodes[id]
 	x.attached, x.realm = true, m.nodes[p].realm
@@ -123,7 +123,7 @@ func (m *Manager) split(id, s, cell int32) int32 {
 	if u.sibling >= 0 {
 		m.nodes[u.sibling].elder = top
 	}
-	m.table.replace(m.nodes, id, top)
+	m.table.replace(id, top, x.hash)
 	m.link(id, top, m.content.hashCell(top, x.first))
 	m.splitMarks(id, top, s)
 	return top
@@ -141,19 +141,16 @@ func (m *Manager) childAt(p int32, src *source, at int32) int32 {
 		return only
 	}
 	h := m.hashSource(p, src, at)
-	mask := uint64(len(m.table.slot) - 1)
-	for i := h & mask; ; i = (i + 1) & mask {
-		id := m.table.slot[i]
-		if id < 0 {
+	for i, mask := m.table.home(h); ; i = (i + 1) & mask {
+		s := m.table.slot[i]
+		switch {
+		case s.node < 0:
 			return -1
+		case s.hash != h || m.nodes[s.node].parent != p:
+		case m.sameBlock(src, at, m.nodes[s.node].first):
+			return s.node
+		default:
+			m.counters.HashCollisions++
 		}
-		c := &m.nodes[id]
-		if c.hash != h || c.parent != p {
-			continue
-		}
-		if m.sameBlock(src, at, c.first) {
-			return id
-		}
-		m.counters.HashCollisions++
 	}
 }

@@ -1,54 +1,61 @@
 package prefix
 
 // table maps (parent node, first block) to a child node: open addressing with
-// linear probing over node ids, and backward-shift deletion, so that a table
-// that churns for days needs no rebuild. The full hash lives in the node.
+// linear probing, and backward-shift deletion, so that a table that churns for
+// days needs no rebuild. The hash lies beside the id: an entry in the way costs
+// no look at its node, which would be a cache miss.
 type table struct {
-	slot []int32 // node id, -1 = empty
+	slot []tableSlot
 	used int
 }
 
-func (t *table) init(nodes int) {
-	n := 64
-	for n < 2*nodes {
-		n *= 2
-	}
-	t.slot = make([]int32, n)
+type tableSlot struct {
+	node int32 // -1 = empty
+	hash uint32
+}
+
+// init makes the table empty; slots is a power of two.
+func (t *table) init(slots int) {
+	t.slot = make([]tableSlot, slots)
 	for i := range t.slot {
-		t.slot[i] = -1
+		t.slot[i].node = -1
 	}
 }
 
-// insert keeps the table at most half full; it doubles, so growth is rare and
+// home is where the search for a hash begins, and mask is what keeps it in the table.
+func (t *table) home(hash uint32) (i, mask uint32) {
+	mask = uint32(len(t.slot) - 1)
+	return hash & mask, mask
+}
+
+// insert keeps the table at most two thirds full; it doubles, so growth is rare and
 // over once the index has reached its size.
-func (t *table) insert(nodes []node, id int32) {
-	if 2*(t.used+1) > len(t.slot) {
+func (t *table) insert(id int32, hash uint32) {
+	if 3*(t.used+1) > 2*len(t.slot) {
 		old := t.slot
-		t.init(len(old))
+		t.init(2 * len(old))
 		for _, o := range old {
-			if o >= 0 {
-				t.place(nodes, o)
+			if o.node >= 0 {
+				t.place(o)
 			}
 		}
 	}
-	t.place(nodes, id)
+	t.place(tableSlot{id, hash})
 	t.used++
 }
 
-func (t *table) place(nodes []node, id int32) {
-	mask := uint64(len(t.slot) - 1)
-	i := nodes[id].hash & mask
-	for t.slot[i] >= 0 {
+func (t *table) place(s tableSlot) {
+	i, mask := t.home(s.hash)
+	for t.slot[i].node >= 0 {
 		i = (i + 1) & mask
 	}
-	t.slot[i] = id
+	t.slot[i] = s
 }
 
 // find returns the slot of a node that is in the table.
-func (t *table) find(nodes []node, id int32) uint64 {
-	mask := uint64(len(t.slot) - 1)
-	i := nodes[id].hash & mask
-	for t.slot[i] != id {
+func (t *table) find(id int32, hash uint32) uint32 {
+	i, mask := t.home(hash)
+	for t.slot[i].node != id {
 		i = (i + 1) & mask
 	}
 	return i
@@ -56,25 +63,25 @@ func (t *table) find(nodes []node, id int32) uint64 {
 
 // replace renames an entry in place: the upper half of a split keeps the hash
 // of the node it was cut from.
-func (t *table) replace(nodes []node, old, new int32) { t.slot[t.find(nodes, old)] = new }
+func (t *table) replace(old, new int32, hash uint32) { t.slot[t.find(old, hash)].node = new }
 
-func (t *table) remove(nodes []node, id int32) {
-	mask := uint64(len(t.slot) - 1)
-	hole := t.find(nodes, id)
+func (t *table) remove(id int32, hash uint32) {
+	hole := t.find(id, hash)
 	// Close the hole with a later entry of the same cluster, and go on from there,
 	// until an empty slot ends the cluster: no tombstones are left behind.
 	for i := hole; ; {
+		_, mask := t.home(0)
 		i = (i + 1) & mask
 		o := t.slot[i]
-		if o < 0 {
+		if o.node < 0 {
 			break
 		}
 		// o may move into the hole unless its home lies between the hole and itself.
-		if (i-nodes[o].hash)&mask >= (i-hole)&mask {
+		if (i-o.hash)&mask >= (i-hole)&mask {
 			t.slot[hole] = o
 			hole = i
 		}
 	}
-	t.slot[hole] = -1
+	t.slot[hole].node = -1
 	t.used--
 }
