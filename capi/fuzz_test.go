@@ -187,7 +187,7 @@ func (w *world) scalar(name string, bits int) uint64 {
 		return ^uint64(0)
 	case name == "threads":
 		return uint64(w.byte()%8) + uint64(w.byte()/200)<<20
-	case name == "flags" && !odd:
+	case (name == "flags" || name == "event") && !odd:
 		return 0
 	}
 	return w.number(bits)

@@ -58,8 +58,10 @@ func (d *omniDevice) Execute(list []omni.Command) error {
 		}
 		if timed {
 			switch list[i].Kind {
-			case omni.ReserveFrozen:
-				timed = d.watch.mark(d.dev, 0, gpu.Stream(list[i].Stream))
+			case omni.ReserveFrozen, omni.AwaitReady:
+				if list[i+1].Kind == omni.FreezeRows {
+					timed = d.watch.mark(d.dev, 0, gpu.Stream(list[i].Stream))
+				}
 			case omni.WaitFrozen:
 				timed = d.watch.mark(d.dev, 2, d.copies)
 			case omni.LandPage:
@@ -86,12 +88,17 @@ func (d *omniDevice) settle() error {
 	return nil
 }
 
-// check has every address of a step looked at, with the stream, before the first
-// call that enqueues.
+// check has every address of a step looked at, with the stream and the event, before
+// the first call that enqueues.
 func (d *omniDevice) check(list []omni.Command) error {
 	stream := gpu.Stream(list[0].Stream)
 	if err := d.open(stream); err != nil {
 		return err
+	}
+	if e := gpu.Event(list[0].Event); e != 0 {
+		if err := d.dev.CheckEvent(e); err != nil {
+			return err
+		}
 	}
 	d.regions = d.regions[:0]
 	for i := range list {
@@ -124,6 +131,8 @@ func (d *omniDevice) exec(c *omni.Command) (err error) {
 			return d.dev.CopyOnDevice(stream, dst, gpu.Addr(c.Src), c.Rows*c.RowBytes)
 		}
 		return d.dev.CopyRows(stream, &gpu.Copy2D{Dst: dst, DstPitch: c.RowBytes, Src: gpu.Addr(c.Src), SrcPitch: c.Stride, Width: c.RowBytes, Height: c.Rows})
+	case omni.AwaitReady:
+		return d.dev.WaitEvent(stream, gpu.Event(c.Event))
 	case omni.RecordFrozen:
 		return d.dev.Record(d.marked, stream)
 	case omni.WaitFrozen:

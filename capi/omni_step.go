@@ -121,8 +121,12 @@ func pcgo_omni_save(cache C.pc_handle, args *C.pc_omni_save_args) (st C.pc_statu
 	if args == nil {
 		return failNew(status.InvalidArgument, "args: null, expected a pc_omni_save_args")
 	}
-	if err := inSize("args", args, args.struct_size, unsafe.Sizeof(*args)); err != nil {
+	if err := inSize("args", args, args.struct_size, unsafe.Offsetof(args.event)); err != nil {
 		return fail(err)
+	}
+	var event C.uint64_t
+	if uintptr(args.struct_size) >= unsafe.Sizeof(*args) {
+		event = args.event
 	}
 	if args.flags != 0 {
 		return failNew(status.Unsupported, "args.flags: %#x, expected 0", uint32(args.flags))
@@ -164,7 +168,7 @@ func pcgo_omni_save(cache C.pc_handle, args *C.pc_omni_save_args) (st C.pc_statu
 		return fail(err)
 	}
 	defer o.engine.Unlock()
-	o.save = omni.SaveArgs{Requests: requests, Counts: counts, Slots: slots, Rows: rows, Stream: uint64(args.stream)}
+	o.save = omni.SaveArgs{Requests: requests, Counts: counts, Slots: slots, Rows: rows, Stream: uint64(args.stream), Event: uint64(event)}
 	step, serr := o.cache.Save(&o.save)
 	o.report()
 	o.save = omni.SaveArgs{}

@@ -48,12 +48,12 @@ BREAKING = {
         "    int64_t num_blocks;\n    int64_t more;\n",
     ),
     "field: a shorter array": (
-        "    uint64_t reserved[4];\n} pc_omni_save_args;",
-        "    uint64_t reserved[3];\n} pc_omni_save_args;",
+        "    uint64_t reserved[4];\n    uint64_t event;",
+        "    uint64_t reserved[3];\n    uint64_t event;",
     ),
     "field: a longer array": (
-        "    uint64_t reserved[4];\n} pc_omni_save_args;",
-        "    uint64_t reserved[5];\n} pc_omni_save_args;",
+        "    uint64_t reserved[4];\n    uint64_t event;",
+        "    uint64_t reserved[5];\n    uint64_t event;",
     ),
     "enum: another value": ("PC_ERROR_BUSY = -36", "PC_ERROR_BUSY = -38"),
     "enum: two change places": (

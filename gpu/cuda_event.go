@@ -54,6 +54,26 @@ func (d *CUDA) Record(e Event, s Stream) error {
 	return nil
 }
 
+// CheckEvent asks for the state of e. Waiting for an event that was recorded into a
+// graph would pull the waiting stream into that capture without an error. The query
+// tells, and knows destroyed events too.
+func (d *CUDA) CheckEvent(e Event) error {
+	if e == 0 {
+		return nullEvent("check")
+	}
+	d.adopt()
+	switch code := eventQuery(e); code {
+	case 0, notReady:
+		return nil
+	case invalidHandle:
+		return status.New(status.InvalidArgument, "event %#x was destroyed or is none (cuEventQuery: %s), expected an event that lives", uintptr(e), errorName(code))
+	case capturedEvent:
+		return status.New(status.WrongState, "event %#x was recorded into a CUDA graph (cuEventQuery: %s), expected one that a stream reaches", uintptr(e), errorName(code))
+	default:
+		return cudaError("cuEventQuery", code, "event %#x", uintptr(e))
+	}
+}
+
 func (d *CUDA) WaitEvent(s Stream, e Event) error {
 	if e == 0 {
 		return nullEvent("wait")
@@ -61,10 +81,8 @@ func (d *CUDA) WaitEvent(s Stream, e Event) error {
 	if err := d.admit("wait", s, 0, 0); err != nil {
 		return err
 	}
-	// Waiting for an event that was recorded into a graph would pull s into that
-	// capture without an error. The query tells, and knows destroyed events too.
-	if code := eventQuery(e); code != 0 && code != notReady {
-		return cudaError("cuEventQuery", code, "event %#x", uintptr(e))
+	if err := d.CheckEvent(e); err != nil {
+		return err
 	}
 	if err := s.cu().Wait(e.cu(), 0); err != nil {
 		return wrap("cuStreamWaitEvent", err, "stream %#x, event %#x", uintptr(s), uintptr(e))

@@ -112,6 +112,9 @@ type Device interface {
 	FreeEvent(e Event) error
 	// Record marks the work enqueued on s so far.
 	Record(e Event, s Stream) error
+	// CheckEvent refuses an event that WaitEvent would refuse: one that was destroyed or
+	// that was recorded into a graph. It may be of any stream, context and device.
+	CheckEvent(e Event) error
 	// WaitEvent makes later work of s wait for the last Record of e.
 	WaitEvent(s Stream, e Event) error
 	// Done reports whether the last Record of e has been reached. An event that

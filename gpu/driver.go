@@ -31,7 +31,12 @@ import (
 // This file is the only one of ours that uses cgo: a Go function per C function
 // of driver.h, so that the types of C stay in here. Results are CUresult values.
 
-const notReady = int(C.CUDA_ERROR_NOT_READY)
+// Results that say something about the argument.
+const (
+	notReady      = int(C.CUDA_ERROR_NOT_READY)
+	invalidHandle = int(C.CUDA_ERROR_INVALID_HANDLE)
+	capturedEvent = int(C.CUDA_ERROR_CAPTURED_EVENT)
+)
 
 // admit is the check in front of every enqueue; it returns nil when the work may
 // be enqueued. name says what a and b are to the caller.

@@ -61,6 +61,8 @@ func (h *Host) Record(e Event, s Stream) error {
 	return nil
 }
 
+func (h *Host) CheckEvent(e Event) error { return h.Await(e) }
+
 func (h *Host) WaitEvent(s Stream, e Event) error {
 	if err := h.admit("wait", s); err != nil {
 		return err

@@ -393,6 +393,7 @@ typedef struct pc_omni_save_args {
     uint64_t num_rows;
     uint64_t step; /* out: step id, 1, 2, 3, ... */
     uint64_t reserved[4];
+    uint64_t event; /* cudaEvent_t behind which rows on a device are ready, or 0 */
 } pc_omni_save_args;
 
 /*
@@ -410,12 +411,20 @@ typedef struct pc_omni_save_args {
  * be ordered behind `stream` first. The number of driver calls does not depend on
  * the number of requests.
  *
+ * Rows of another stream than `stream`: record an event there, behind the rows, and
+ * pass it as `event`. `stream` waits for it before the copies, and so does what is
+ * enqueued on it afterwards; the calling thread does not. The event may belong to any
+ * stream, context and device, and may be recorded again or destroyed when the call
+ * returned. As in CUDA, one that was never recorded counts as done.
+ *
  * The first such call opens the device: in the CUDA context that is current on its
  * thread, or that of `stream` when there is none. Later ones must have the same
  * context or none. All of this is checked before anything is enqueued:
- * PC_ERROR_INVALID_ARGUMENT for a stream of another context and for rows that are
- * not memory of this device, PC_ERROR_WRONG_STATE for a stream that is being
- * captured into a graph (save outside the capture: replay, then save).
+ * PC_ERROR_INVALID_ARGUMENT for a stream of another context, for rows that are
+ * not memory of this device, for an event that was destroyed and for one without
+ * rows on a device; PC_ERROR_WRONG_STATE for a stream that is being captured into a
+ * graph (save outside the capture: replay, then save) and for an event that was
+ * recorded in one.
  * PC_ERROR_DEVICE when a driver call fails: this save left no trace and may be
  * tried again. A copy that fails after the save returned is a failed write, which
  * is sticky; its text has the CUDA error name.

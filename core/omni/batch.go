@@ -195,6 +195,9 @@ func (c *Cache) checkRows(a *SaveArgs) error {
 			s.deferredBytes += s.n * k.rowBytes
 		}
 	}
+	if a.Event != 0 && s.device == 0 && s.n > 0 && len(a.Rows) > 0 {
+		return status.New(status.InvalidArgument, "event is %#x, expected 0: no rows of this step are on a device, and those on the host are read at once", a.Event)
+	}
 	return c.checkOverlap(a)
 }
 

@@ -15,7 +15,8 @@ type CommandKind uint8
 
 const (
 	// CheckRows: Src, Stride, RowBytes and Rows are device memory that Stream can
-	// read now. It enqueues nothing: everything is checked before anything begins.
+	// read now, and Event, if it is not 0, can be waited for. It enqueues nothing:
+	// everything is checked before anything begins.
 	CheckRows CommandKind = iota + 1
 	// PinPage: Host, Bytes is the memory of staging page Page from now on; pin it.
 	// UnpinPage takes that back. No copy is under way on the page.
@@ -37,10 +38,12 @@ const (
 	RecordLanded
 	// AwaitLanded blocks the calling thread until the mark of page Page is reached.
 	AwaitLanded
+	// AwaitReady: what follows on Stream waits for Event.
+	AwaitReady
 )
 
 var commandNames = [...]string{"INVALID", "CHECK_ROWS", "PIN_PAGE", "UNPIN_PAGE", "RESERVE_FROZEN", "FREEZE_ROWS",
-	"RECORD_FROZEN", "WAIT_FROZEN", "LAND_PAGE", "RECORD_LANDED", "AWAIT_LANDED"}
+	"RECORD_FROZEN", "WAIT_FROZEN", "LAND_PAGE", "RECORD_LANDED", "AWAIT_LANDED", "AWAIT_READY"}
 
 func (k CommandKind) String() string {
 	if int(k) < len(commandNames) {
@@ -55,6 +58,7 @@ type Command struct {
 	Kind     CommandKind
 	Page     int
 	Stream   uint64  // the producer's, as the caller gave it
+	Event    uint64  // likewise
 	Name     string  // of the key, for error texts
 	Src      uintptr // device address
 	Host     unsafe.Pointer

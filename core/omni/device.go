@@ -11,7 +11,7 @@ import (
 // A step with rows on a device differs from one on the host in how its rows get to
 // the staging page, and in nothing else:
 //
-//	model's buffers ──FreezeRows, producer's stream──▶ frozen memory
+//	model's buffers ──FreezeRows, producer's stream──▶ frozen memory (behind Event)
 //	frozen memory ──LandPage, copy stream──▶ staging page ──job──▶ mirror, row store
 //
 // The page is one piece for all keys, so a step is one copy whatever it carries,
@@ -57,7 +57,7 @@ func (c *Cache) admitRows(a *SaveArgs) error {
 	for i := range a.Rows {
 		if r := &a.Rows[i]; r.Place == OnDevice {
 			k := c.keys[r.Key]
-			list = append(list, Command{Kind: CheckRows, Stream: a.Stream, Name: k.name,
+			list = append(list, Command{Kind: CheckRows, Stream: a.Stream, Event: a.Event, Name: k.name,
 				Src: uintptr(r.Rows), Stride: r.Stride, RowBytes: k.rowBytes, Rows: c.batch.n})
 		}
 	}
@@ -83,6 +83,9 @@ func (c *Cache) stageDevice(a *SaveArgs) error {
 	if err == nil {
 		base := c.devicePages[s.page].mem.Base()
 		list := append(c.commands[:0], Command{Kind: ReserveFrozen, Stream: a.Stream, Bytes: land})
+		if a.Event != 0 {
+			list = append(list, Command{Kind: AwaitReady, Stream: a.Stream, Event: a.Event})
+		}
 		for i := range a.Rows {
 			if r := &a.Rows[i]; r.Place == OnDevice {
 				k := c.keys[r.Key]

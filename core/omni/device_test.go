@@ -143,6 +143,38 @@ func TestR01_DeviceCommandsOfASave(t *testing.T) {
 // Rows stay what they were at the save, whoever overwrites the source, whether
 // they are read before or after the job, and a deferred key serves a hit from its
 // rows in transit.
+// An event behind which the rows are ready: their stream waits for it before they are
+// frozen, and the device sees it with the addresses before anything else.
+func TestR01_RowsBehindAnEvent(t *testing.T) {
+	hook := &eventHook{fakeDevice: &fakeDevice{lands: map[int]func(){}, pins: map[int]int64{}}}
+	r := newRig(t, Config{Threaded: true, Executor: hook})
+	a, src := r.args(map[string]uint64{"h": 10}, chunk{1, span(0, 4)})
+	a.Rows[0].Place, a.Stream, a.Event = OnDevice, 7, 9
+	if _, err := r.saveArgs(a, src); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"CHECK_ROWS 7 9", "RESERVE_FROZEN 7 0", "AWAIT_READY 7 9", "FREEZE_ROWS 7 0", "RECORD_FROZEN 7 0"}
+	if diff := cmp.Diff(want, hook.ordered); diff != "" {
+		t.Fatalf("on the stream (-want +got):\n%s", diff)
+	}
+	r.discard(1)
+}
+
+// eventHook notes streams and events.
+type eventHook struct {
+	*fakeDevice
+	ordered []string
+}
+
+func (h *eventHook) Execute(list []Command) error {
+	for _, c := range list {
+		if c.Stream != 0 {
+			h.ordered = append(h.ordered, fmt.Sprintf("%v %d %d", c.Kind, c.Stream, c.Event))
+		}
+	}
+	return h.fakeDevice.Execute(list)
+}
+
 func TestR01_R03_DeviceRowsOfAStep(t *testing.T) {
 	for _, jobFirst := range []bool{false, true} {
 		r, _ := newDeviceRig(t, Config{Threaded: true})
@@ -321,6 +353,9 @@ func TestDeviceRowsAreChecked(t *testing.T) {
 	wantErr(t, try(r.c, KeyRows{Place: OnDevice, Dst: unsafe.Pointer(&dst[0]), DstBytes: 16}, 2), status.InvalidArgument, "expected null")
 	wantErr(t, try(r.c, KeyRows{Place: 2}, 2), status.InvalidArgument, "place of key")
 	wantErr(t, try(r.c, KeyRows{Place: OnDevice}, 5), status.Unmatch, "staging capacity is 4")
+	_, err := r.c.Save(&SaveArgs{Requests: []uint64{1}, Counts: []int64{2}, Slots: span(0, 2), Event: 9,
+		Rows: []KeyRows{{Key: h, Rows: unsafe.Pointer(&src[0]), Stride: 8}}})
+	wantErr(t, err, status.InvalidArgument, "event is 0x9, expected 0")
 	plain := newRig(t, Config{})
 	plain.open("h")
 	wantErr(t, try(plain.c, KeyRows{Place: OnDevice}, 2), status.Unsupported, "no device")

@@ -30,6 +30,7 @@ type SaveArgs struct {
 	Slots    []int64  // slot of each new row, in batch order
 	Rows     []KeyRows
 	Stream   uint64 // of the producer, for rows on a device; a number that only the Executor understands
+	Event    uint64 // behind which rows on a device are ready, likewise; 0: on Stream they are
 }
 
 // Save stores a step's rows and returns its id, which Materialize or Discard must

@@ -174,7 +174,9 @@ pc_status save(World& w) {
         },
         true);
     a.num_rows = d.count<pc_omni_rows>(keys.size());
-    d.reserved(a.reserved[w.in.below(4)]);
+    // An event is for rows on a device, and these are not.
+    uint64_t* const zeros[] = {&a.reserved[0], &a.reserved[1], &a.reserved[2], &a.reserved[3], &a.event};
+    d.reserved(*zeros[w.in.below(5)]);
     auto* args = d.structure(a, true);
     pc_status const st = w.api.omni_save(w.handle(o.handle), args);
     if (st == PC_OK && !d.wasHostile()) {

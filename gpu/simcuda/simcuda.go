@@ -32,10 +32,9 @@ static void sim_fail_nth(int kinds, int n, int code) { FIND(simcuda_fail_nth)(ki
 static void sim_fail_operation(int n, int code) { FIND(simcuda_fail_operation)(n, (CUresult)code); }
 static void sim_capture(uintptr_t s, int mode) { FIND(simcuda_capture)((CUstream)s, (CUstreamCaptureMode)mode); }
 static int sim_end_capture(uintptr_t s) { return FIND(simcuda_end_capture)((CUstream)s); }
+static int sim_record(uintptr_t e, uintptr_t s) { return FIND(cuEventRecord)((CUevent)e, (CUstream)s); }
 static int sim_launch(uintptr_t s, uint64_t dst, size_t words, uint32_t v) { return FIND(simcuda_launch)((CUstream)s, dst, words, v); }
-static int sim_peek(uint64_t src, void *dst, size_t n) { return FIND(simcuda_peek)(src, dst, n); }
-static int sim_poke(uint64_t dst, const void *src, size_t n) { return FIND(simcuda_poke)(dst, src, n); }
-static void sim_host_access(const void *p, size_t n, int w) { FIND(simcuda_host_access)(p, n, w); }
+static void sim_host_reads(const void *p, size_t n) { FIND(simcuda_host_access)(p, n, 0); }
 static int sim_report(char *t, size_t n) { return FIND(simcuda_report)(t, n); }
 static int sim_leaks(char *t, size_t n) { return FIND(simcuda_leaks)(t, n); }
 static uint64_t sim_calls(const char *name) { return FIND(simcuda_calls)(name); }
@@ -63,11 +62,10 @@ import (
 	"gorgonia.org/cu"
 )
 
-// What runs when (see SIMCUDA_RANDOM).
+// What runs when, instead of SIMCUDA_RANDOM.
 const (
-	Random = C.SIMCUDA_RANDOM
-	Late   = C.SIMCUDA_LATE
-	Eager  = C.SIMCUDA_EAGER
+	Late  = C.SIMCUDA_LATE
+	Eager = C.SIMCUDA_EAGER
 )
 
 // Kinds of calls for FailNth, and the two results that tests ask for.
@@ -75,36 +73,32 @@ const (
 	Enqueue = C.SIMCUDA_ENQUEUE
 	Wait    = C.SIMCUDA_WAIT
 	Create  = C.SIMCUDA_CREATE
-	Free    = C.SIMCUDA_FREE
 	Ask     = C.SIMCUDA_ASK
-	Any     = C.SIMCUDA_ANY
 
 	OutOfMemory    = C.CUDA_ERROR_OUT_OF_MEMORY
 	IllegalAddress = C.CUDA_ERROR_ILLEGAL_ADDRESS
-	InvalidValue   = C.CUDA_ERROR_INVALID_VALUE
 )
 
 // Capture modes.
 const (
-	Global      = C.CU_STREAM_CAPTURE_MODE_GLOBAL
-	ThreadLocal = C.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-	Relaxed     = C.CU_STREAM_CAPTURE_MODE_RELAXED
+	Global  = C.CU_STREAM_CAPTURE_MODE_GLOBAL
+	Relaxed = C.CU_STREAM_CAPTURE_MODE_RELAXED
 )
 
 // Main builds the simulated driver, makes it the driver of this process, and runs
 // the tests. It replaces os.Exit(m.Run()).
 func Main(m *testing.M) {
-	if err := Use(); err != nil {
+	if err := use(); err != nil {
 		fmt.Fprintln(os.Stderr, "simcuda:", err)
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
 }
 
-// Use makes the simulated driver the driver of this process. It has to come
+// use makes the simulated driver the driver of this process. It has to come
 // before the first use of CUDA. A PREFIXCACHE_CUDA_DRIVER that is set is kept,
 // and has to be a simulated driver.
-func Use() error {
+func use() error {
 	if os.Getenv("PREFIXCACHE_CUDA_DRIVER") == "" {
 		_, here, _, _ := runtime.Caller(0)
 		root := filepath.Dir(filepath.Dir(filepath.Dir(here)))
@@ -209,6 +203,9 @@ func EndCapture(s uintptr) bool {
 	return C.sim_end_capture(C.uintptr_t(s)) == C.CU_STREAM_CAPTURE_STATUS_ACTIVE
 }
 
+// Record is the model's own: also into a graph that it captures.
+func Record(event, stream uintptr) { C.sim_record(C.uintptr_t(event), C.uintptr_t(stream)) }
+
 // Launch enqueues work of the model: words value, value+1, ... at dst.
 func Launch(tb testing.TB, s, dst uintptr, words int, value uint32) {
 	tb.Helper()
@@ -217,18 +214,8 @@ func Launch(tb testing.TB, s, dst uintptr, words int, value uint32) {
 	}
 }
 
-// Peek and Poke touch device memory at once, whatever is queued.
-func Peek(src uintptr, dst []byte) bool {
-	return C.sim_peek(C.uint64_t(src), unsafe.Pointer(&dst[0]), C.size_t(len(dst))) != 0
-}
-
-func Poke(dst uintptr, src []byte) bool {
-	return C.sim_poke(C.uint64_t(dst), unsafe.Pointer(&src[0]), C.size_t(len(src))) != 0
-}
-
-// HostReads and HostWrites declare what the CPU is about to do.
-func HostReads(p unsafe.Pointer, n int64)  { C.sim_host_access(p, C.size_t(n), 0) }
-func HostWrites(p unsafe.Pointer, n int64) { C.sim_host_access(p, C.size_t(n), 1) }
+// HostReads declares what the CPU is about to do.
+func HostReads(p unsafe.Pointer, n int64) { C.sim_host_reads(p, C.size_t(n)) }
 
 // Report is what went wrong since the reset, Leaks what is still live.
 func Report() []string { return lines(func(b *C.char, n C.size_t) C.int { return C.sim_report(b, n) }) }

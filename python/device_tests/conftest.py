@@ -25,7 +25,8 @@ def driver() -> Iterator[Driver]:
     sim.reset(1)
     yield sim
     sim.fail(0)
-    faults, leaks = sim.faults(), sim.leaks()
+    faults = [fault for fault in sim.faults() if not any(known in fault for known in sim.provoked)]
+    leaks = sim.leaks()
     sim.reset(0)
     assert not faults, faults
     assert not leaks, leaks

@@ -22,6 +22,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.dll = ctypes.CDLL(os.environ["PREFIXCACHE_CUDA_DRIVER"])
+        self.provoked: list[str] = []  # parts of faults that a test asks for
         self.dll.simcuda_calls.restype = c_uint64
         self.dll.simcuda_calls.argtypes = [c_char_p]
         for name in ("simcuda_queued", "simcuda_pageable", "simcuda_implicit_waits"):
@@ -60,6 +61,16 @@ class Driver:
 
     def end_stream(self, stream: int) -> None:
         self._call("cuStreamDestroy_v2", c_void_p(stream))
+
+    def event(self, stream: int) -> int:
+        """An event that is recorded on the stream."""
+        made = c_void_p()
+        self._call("cuEventCreate", byref(made), 0)
+        self._call("cuEventRecord", made, c_void_p(stream))
+        return made.value or 0
+
+    def end_event(self, event: int) -> None:
+        self._call("cuEventDestroy_v2", c_void_p(event))
 
     def launch(self, stream: int, address: int, words: int, value: int) -> None:
         """Work of the model: words value, value+1, ... at address."""

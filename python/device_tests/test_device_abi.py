@@ -67,7 +67,9 @@ class Cache:
             self.handle, done, ctypes.c_size_t(len(finished)), new, ctypes.c_size_t(len(arrivals)), None
         )
 
-    def save(self, request, slots, sources, strides=(ROW, ROW), flags=(ON_DEVICE, ON_DEVICE), stream=None):
+    def save(
+        self, request, slots, sources, strides=(ROW, ROW), flags=(ON_DEVICE, ON_DEVICE), stream=None, event=0, size=None
+    ):
         """(status, step); sources are addresses."""
         n = len(slots)
         requests, counts = (ctypes.c_uint64 * 1)(request), (ctypes.c_int64 * 1)(n)
@@ -78,7 +80,8 @@ class Cache:
                 for k, f, a, s in zip(self.keys, flags, sources, strides, strict=True)
             ]
         )
-        args = SaveArgs(struct_size=ctypes.sizeof(SaveArgs), stream=self.stream if stream is None else stream,
+        args = SaveArgs(struct_size=size or ctypes.sizeof(SaveArgs), event=event,
+                        stream=self.stream if stream is None else stream,
                         requests=ctypes.addressof(requests), counts=ctypes.addressof(counts), num_requests=1,
                         slots=ctypes.addressof(where), num_slots=n, rows=ctypes.addressof(rows),
                         num_rows=len(sources))  # fmt: skip
@@ -222,7 +225,16 @@ def test_rows_apart_and_rows_on_the_host_in_one_step(lib, driver, cache):
     driver.free(address)
 
 
-@pytest.mark.parametrize("what", ["host pointer", "capturing", "foreign stream", "destination", "flag"])
+def test_a_host_with_an_older_header_has_no_event(lib, driver, cache):
+    address = driver.alloc(bytes_of(2, 3))
+    assert cache.begin(arrivals=[(1, 0, [])]) == OK
+    status, step = cache.save(1, [0, 1], [address, address], event=0xDEAD, size=SaveArgs.event.offset)
+    assert status == OK, error(lib)
+    assert cache.read(step, 2) == (OK, [bytes_of(2, 3)] * 2)
+    driver.free(address)
+
+
+@pytest.mark.parametrize("what", ["host pointer", "capturing", "foreign stream", "destination", "flag", "event"])
 def test_a_refused_save_enqueues_nothing_and_changes_nothing(lib, driver, cache, what):
     data = [bytes_of(2, k) for k in range(2)]
     buffers = [driver.alloc(d) for d in data]
@@ -249,6 +261,13 @@ def test_a_refused_save_enqueues_nothing_and_changes_nothing(lib, driver, cache,
         assert status == INVALID and "another CUDA context" in error(lib)
         assert d.cuCtxPushCurrent_v2(other) == 0 and d.cuStreamDestroy_v2(stream) == 0
         assert d.cuCtxPopCurrent_v2(byref(ctypes.c_void_p())) == 0
+    elif what == "event":
+        gone = driver.event(cache.stream)
+        driver.end_event(gone)
+        events = driver.calls(b"cuEventRecord")
+        driver.provoked.append(f"cuEventQuery: event {gone:#x} was destroyed")
+        status, _ = cache.save(1, [2, 3], buffers, event=gone)
+        assert status == INVALID and f"event {gone:#x} was destroyed" in error(lib)
     elif what == "destination":
         status = save_with_destination(cache, buffers[0])
         assert status == INVALID and "expected null" in error(lib)

@@ -216,6 +216,57 @@ class CudaArrayWhole:
         self.__cuda_array_interface__ = array.__cuda_array_interface__ | {"shape": (12,), "strides": None}
 
 
+class Event:
+    """As torch's: of another stream, with the number once it was recorded."""
+
+    cuda_event = 0
+
+    def __init__(self, driver, stream):
+        self.driver, self.stream = driver, stream
+
+    def record(self):
+        self.cuda_event = self.driver.event(self.stream)
+
+
+@pytest.mark.parametrize("as_number", [False, True])
+def test_rows_of_another_stream_behind_an_event(make_host, driver, as_number):
+    host, side = make_host(), driver.stream()
+    zeros = torch.zeros_like(rows("A", 0, 2))
+    want = torch.arange(700, 700 + zeros.numel(), dtype=torch.int32).view(torch.float32).view(zeros.shape)
+    array, event = CudaArray(driver, zeros), Event(driver, side)
+    driver.launch(side, array.address, zeros.numel(), 700)  # the forward, on a stream that the save is not told of
+    event.record()
+    host.arrive("A", [0, 1])
+    host.begin({"A": 2})
+    step = host.save(hidden=array, event=event.cuda_event if as_number else event)
+    assert same(host.manager.materialize(step, ["A"]).hidden_states["A"], want)
+    driver.end_event(event.cuda_event)
+    array.free()
+    driver.end_stream(side)
+
+
+def test_an_event_that_cannot_be_waited_for_is_refused(make_host, driver):
+    host, array = make_host(), CudaArray(driver, rows("A", 0, 2))
+    host.arrive("A", [0, 1])
+    host.begin({"A": 2})
+    for event, what in (
+        (Event(driver, 0), "was never recorded"),
+        (0, "was never recorded"),
+        ("stream", "expected a CUDA event"),
+        (True, "expected a CUDA event"),
+        (-1, "expected a CUDA event"),
+        (1 << 64, "expected a CUDA event"),
+    ):
+        with pytest.raises(PrefixCacheArgumentError, match=what):
+            host.save(hidden=array, event=event)
+    made = driver.event(0)
+    with pytest.raises(PrefixCacheArgumentError, match="no rows of this step are on a device"):
+        host.save(hidden=rows("A", 0, 2), event=made)
+    driver.end_event(made)
+    host.read(host.save(hidden=array), "A")  # nothing of it stayed
+    array.free()
+
+
 def test_a_failed_copy_is_sticky_and_named(make_host, driver):
     driver.dll.simcuda_policy(sim_driver.LATE)  # so that it fails after save has returned
     host = make_host()

@@ -21,7 +21,7 @@ from prefixcache._errors import OK, PrefixCacheError, error_of
 from prefixcache._ffi import kept, tell
 from prefixcache._step import Read
 
-_SAVE_ARGS = struct.Struct("=IIQQQQQqQQQ4Q")
+_SAVE_ARGS = struct.Struct("=IIQQQQQqQQQ4QQ")
 _SLOTS_WORD, _STEP_WORD = 5, 9  # words of 8 bytes in _SAVE_ARGS
 _ROWS = struct.Struct("=IIQqQQ")
 ROWS_WORDS, ADDRESS_WORD, TARGET_WORD = 5, 1, 3  # words in _ROWS: all, and where these are
@@ -101,9 +101,11 @@ class OmniCache:
             self._saved = ()
         _ROWS.pack_into(self._rows, i * _ROWS.size, key, flags, address, stride, target, nbytes)
 
-    def save(self, layout: BatchLayout, slots_at: int, num_slots: int, num_keys: int, stream: int = 0) -> int:
-        """Save the rows that were put; the step's id. stream: of rows on a device."""
-        words, packed = self._save_words, (layout, num_slots, num_keys, stream)
+    def save(
+        self, layout: BatchLayout, slots_at: int, num_slots: int, num_keys: int, stream: int = 0, event: int = 0
+    ) -> int:
+        """Save the rows that were put; the step's id. stream, event: of rows on a device."""
+        words, packed = self._save_words, (layout, num_slots, num_keys, stream, event)
         if packed != self._saved:
             _SAVE_ARGS.pack_into(
                 self._save_args,
@@ -123,6 +125,7 @@ class OmniCache:
                 0,
                 0,
                 0,
+                event,
             )
             self._saved = packed
         words[_SLOTS_WORD] = slots_at

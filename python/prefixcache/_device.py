@@ -4,7 +4,8 @@ Rows on a CUDA device cross as a device address and a stream. The library enqueu
 copy on that stream before ``save_outputs`` returns, as a torch operation on the current
 stream would: what the caller enqueues there afterwards may overwrite or free the rows,
 and no ``record_stream`` is needed. Rows that another stream produced have to be ordered
-behind the current one first (``wait_stream``), as for any operation.
+behind the current one first (``wait_stream``), as for any operation, or by an event that
+``save_outputs`` is given.
 
 Besides torch tensors, objects with ``__cuda_array_interface__`` or ``__dlpack__`` on a
 CUDA device are taken where rows are, without a copy and without a torch that has CUDA.
@@ -44,6 +45,22 @@ def current_stream(device: torch.device | None = None) -> int:
         return LEGACY_STREAM
     stream: int = torch.cuda.current_stream(device).cuda_stream
     return stream
+
+
+def event_number(event: Any) -> int:
+    """The cudaEvent_t of an event: torch's, any object with ``cuda_event``, or the number itself.
+
+    The current stream waits for one of torch, too, because copies that torch makes for a
+    save read the outputs as well. Raises PrefixCacheArgumentError for one that was never recorded.
+    """
+    number = getattr(event, "cuda_event", event)
+    if type(number) is not int or not 0 <= number < 1 << 64:
+        raise PrefixCacheArgumentError(f"event is {event!r}, expected a CUDA event: torch.cuda.Event, or a number")
+    if number == 0:
+        raise PrefixCacheArgumentError("event is 0: it was never recorded, expected one recorded behind the outputs")
+    if isinstance(event, torch.cuda.Event):
+        event.wait()
+    return number
 
 
 class DeviceRows:

@@ -30,7 +30,7 @@ from prefixcache._batch import BatchLayout, RowPlan
 from prefixcache._buffers import AS_IT_IS, allocate, plain
 from prefixcache._cache import Arrival, OmniCache
 from prefixcache._config import HIDDEN_KEY, ModelCachePolicy, PrefixCacheConfig, StageCacheOutputs
-from prefixcache._device import default_eager
+from prefixcache._device import default_eager, event_number
 from prefixcache._errors import (
     OmniPrefixCacheStagingTimeoutError,
     OmniPrefixCacheUnmatchError,
@@ -210,6 +210,7 @@ class OmniPrefixCacheManager:
         *,
         num_tokens_unpadded: int,
         num_tokens_padded: int,
+        event: Any = None,
     ) -> int:
         """Save this step's outputs after the forward; returns the step id.
 
@@ -217,6 +218,10 @@ class OmniPrefixCacheManager:
         mm_outputs: name -> value. Tensors of two dimensions or more whose first is the
         number of scheduled tokens (or the padded number) are cached; everything else is
         kept for this step's ``materialize`` alone.
+        event: behind which outputs on a CUDA device are ready, when another stream than the
+        current one computes them: a recorded torch.cuda.Event, an object with ``cuda_event``,
+        or a cudaEvent_t as a number. The current stream waits for it, this thread does not.
+        One that is not torch's orders rows alone, and not what torch would copy.
 
         The caller may overwrite its tensors afterwards. The id must be consumed exactly
         once, by ``materialize`` or ``discard_step``. All or nothing: a save that raises
@@ -225,13 +230,14 @@ class OmniPrefixCacheManager:
 
         Raises OmniPrefixCacheUnmatchError (slots, rows or capacity do not fit the step;
         a former write failed), OmniPrefixCacheStagingTimeoutError (too many unconsumed
-        steps), PrefixCacheArgumentError (a tensor or a count is malformed).
+        steps), PrefixCacheArgumentError (a tensor, a count or the event is malformed).
         """
         n, padded, mm = num_tokens_unpadded, num_tokens_padded, mm_outputs
         if type(n) is not int or type(padded) is not int or not 0 <= n <= MAX_COUNT >= padded:
             n, padded = step_counts(n, padded)
         if type(mm) is not dict:
             mm = {} if mm is None else mapping("mm_outputs", mm)
+        ready = 0 if event is None else event_number(event)
         try:
             del self._engine["free"]
         except KeyError:
@@ -258,7 +264,7 @@ class OmniPrefixCacheManager:
             saved = self._cache.saved_step
             saved[0] = 0
             try:
-                step = self._cache.save(layout, slots_at, n, len(context.keys), stream)
+                step = self._cache.save(layout, slots_at, n, len(context.keys), stream, ready)
                 if buffers is None:
                     for key in context.keys:
                         key.visible = True

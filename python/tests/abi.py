@@ -64,6 +64,7 @@ class SaveArgs(ctypes.Structure):
         ("num_rows", u64),
         ("step", u64),
         ("reserved", u64 * 4),
+        ("event", u64),
     ]
 
 

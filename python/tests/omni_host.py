@@ -115,13 +115,17 @@ class Host:
         ]
         return torch.cat(parts) if parts else torch.empty(0, width, dtype=dtype)
 
-    def save(self, mm: dict | None = None, *, hidden: torch.Tensor | str | None = "rows", padded: int = 0) -> int:
+    def save(
+        self, mm: dict | None = None, *, hidden: torch.Tensor | str | None = "rows", padded: int = 0, event: object = None
+    ) -> int:
         """Save the step that has begun, with the usual hidden rows unless told otherwise."""
         n = sum(self.scheduled.values())
         if isinstance(hidden, str):
             hidden = self.outputs()
         self.view.batch = list(self.scheduled)
-        step = self.manager.save_outputs(hidden, mm, num_tokens_unpadded=n, num_tokens_padded=max(n, padded))
+        step = self.manager.save_outputs(
+            hidden, mm, num_tokens_unpadded=n, num_tokens_padded=max(n, padded), event=event
+        )
         for r, k in self.scheduled.items():
             self.view.computed[r] += k
         return step
