@@ -116,7 +116,12 @@ class Host:
         return torch.cat(parts) if parts else torch.empty(0, width, dtype=dtype)
 
     def save(
-        self, mm: dict | None = None, *, hidden: torch.Tensor | str | None = "rows", padded: int = 0, event: object = None
+        self,
+        mm: dict | None = None,
+        *,
+        hidden: torch.Tensor | str | None = "rows",
+        padded: int = 0,
+        event: object = None,
     ) -> int:
         """Save the step that has begun, with the usual hidden rows unless told otherwise."""
         n = sum(self.scheduled.values())
