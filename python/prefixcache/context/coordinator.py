@@ -42,6 +42,7 @@ from prefixcache.context.types import (
 )
 from prefixcache.context.view import ManagerView
 
+BAD_HANDLE = -2  # PC_ERROR_BAD_HANDLE
 Status = ContextCacheCoordinatorStatus
 # Waits until all work on the stream is done. 0 or None: done. Another number, or an
 # exception: the device state is unknown, or the wait could not be tried.
@@ -124,11 +125,15 @@ class ContextCacheCoordinator(Closing):
         """
         argument = AdmissionArgument(admission, self._stream if stream is None else stream)
         starts = (_abi.SequenceStart * max(1, argument.struct.num_sequences))()
-        request = ctypes.c_uint64()
+        handle, request = RequestHandle(self, 0), ctypes.c_uint64()
         with self._steps.exclusive("begin_request"):
-            code = self._library.context_begin(
-                self.handle, ctypes.byref(argument.struct), starts, ctypes.byref(request)
-            )
+            try:
+                code = self._library.context_begin(
+                    self.handle, ctypes.byref(argument.struct), starts, ctypes.byref(request)
+                )
+            finally:  # also when a signal handler raises: what was admitted has a handle that can be dropped
+                handle._handle = request.value
+            self._live.add(request.value)
             status = self._status(code)
         if status is not Status.OK:
             return BeginRequestResult(status)
@@ -143,8 +148,6 @@ class ContextCacheCoordinator(Closing):
             )
             for s in starts[: argument.struct.num_sequences]
         ]
-        self._live.add(request.value)
-        handle = RequestHandle(self, request.value)
         return BeginRequestResult(status, AdmissionResult(handle, [s.prefill_start for s in sequences], sequences))
 
     def prepare_prefill(self, request: RequestHandle) -> Status:
@@ -269,23 +272,32 @@ class ContextCacheCoordinator(Closing):
                 raise PrefixCacheArgumentError(f"{name}: the request belongs to another coordinator")
             # A callback may close the handle; the step is brought to its end all the same.
             number, work = request.handle, _abi.sized(_abi.Work)
-            code = call(self.handle, number, *arguments, ctypes.byref(work))
-            while code == 0 and work.count:
-                outcome, error = _abi.WORK_DONE, None
-                try:
+            try:
+                code = call(self.handle, number, *arguments, ctypes.byref(work))
+                while code == 0 and work.count:
                     outcome = self._carry_out(work)
-                except BaseException as e:
-                    # The step is broken off, and the exception goes to the caller.
-                    outcome, error = _abi.WORK_FAILED, e
-                code = self._library.context_report(self.handle, number, outcome, ctypes.byref(work))
-                if error is not None:
-                    raise error
-            status = self._status(code)
-            if status is Status.POISONED or call is self._library.context_finish:
-                # Quarantined by the library, or over.
-                request._handle, request._mapping = 0, None
-                self._live.discard(number)
-            return status
+                    code = self._library.context_report(self.handle, number, outcome, ctypes.byref(work))
+                status = self._status(code)
+                if status is Status.POISONED or call is self._library.context_finish:
+                    # Quarantined by the library, or over.
+                    request._handle, request._mapping = 0, None
+                    self._live.discard(number)
+                return status
+            except BaseException:
+                self._break_off(request, work)
+                raise
+
+    def _break_off(self, request: RequestHandle, work: Any) -> None:
+        """Ends a step whose work raised, or that a signal handler ended between two calls."""
+        number, info = request.handle, _abi.sized(_abi.RequestInfo)
+        if not number:
+            return
+        if work.count:
+            self._library.context_report(self.handle, number, _abi.WORK_FAILED, ctypes.byref(work))
+        if self._library.context_get_request(self.handle, number, ctypes.byref(info)) == BAD_HANDLE:
+            # Over, or in quarantine.
+            request._handle, request._mapping = 0, None
+            self._live.discard(number)
 
     def _carry_out(self, work: Any) -> int:
         for item in work.items[: work.count]:

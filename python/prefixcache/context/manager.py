@@ -102,7 +102,8 @@ class ContextCacheManager(ManagerView, Closing):
         lookup: ContextCacheLookupPolicy = ContextCacheLookupPolicy.USE_CACHE,
     ) -> AcquireResult:
         """Looks up, pins what is shared, allocates the rest; evicts if needed (C-50)."""
-        argument, plan, lease = SequenceArgument(sequence), _abi.sized(_abi.Plan), ctypes.c_uint64()
+        argument, plan, handle = SequenceArgument(sequence), _abi.sized(_abi.Plan), ctypes.c_uint64()
+        lease = CacheRequestLease(self, handle)  # before there is one: a signal handler may raise as soon as there is
         status = self._library.manager_acquire(
             self.handle,
             integer("mode", mode, 0, 2**32 - 1),
@@ -113,12 +114,12 @@ class ContextCacheManager(ManagerView, Closing):
             0,
             None,
             0,
-            ctypes.byref(lease),
+            ctypes.byref(handle),
         )
         if status == REQUEST_FAILED:
             return AcquireResult(AcquireStatus.INSUFFICIENT_CAPACITY, None, to_plan(plan))
         self._check(status)
-        return AcquireResult(AcquireStatus.ACQUIRED, CacheRequestLease(self, lease), to_plan(plan))
+        return AcquireResult(AcquireStatus.ACQUIRED, lease, to_plan(plan))
 
     def append(self, lease: CacheRequestLease, token_ids: Tokens) -> None:
         """Adds tokens to the history of a lease. They need no page yet."""
