@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,9 +21,6 @@ ARENA_BYTES = 1 << 20
 
 # Said wherever a tensor is made: the default may be another device, whose addresses are none for the library.
 HOST = torch.device("cpu")
-
-# For what need not be made in another mode than the thread's.
-AS_IT_IS: AbstractContextManager[Any] = nullcontext()
 
 _PyBUF_WRITE = 0x200
 _Pair = ctypes.c_uint64 * 2  # the address and the handle of a buffer
@@ -38,15 +34,6 @@ _lent: dict[int, tuple[weakref.ref[memoryview], _ffi.Library, int]] = {}
 def _give_back(memory: weakref.ref[memoryview]) -> None:
     _, library, buffer = _lent.pop(id(memory))
     library.buffer_release(buffer)
-
-
-def plain() -> AbstractContextManager[Any]:
-    """What results are made in: tensors of an engine in inference mode, too, have to be plain.
-
-    The thread that takes them may be in no such mode, and could neither change an inference
-    tensor in place nor train on it.
-    """
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else AS_IT_IS
 
 
 _memory_at: Any = ctypes.pythonapi.PyMemoryView_FromMemory

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from prefixcache._batch import BatchLayout, RowPlan, runs
-from prefixcache._buffers import AS_IT_IS, plain
 from prefixcache._config import HIDDEN_KEY, StageCacheOutputs
 from prefixcache._errors import OmniPrefixCacheUnmatchError
 from prefixcache._inputs import unhashable
@@ -118,31 +117,33 @@ class StepContext:
         positions: Sequence[int] | None,
     ) -> StageCacheOutputs:
         """The result, once the library has filled the buffers that :meth:`read` gave."""
+        layout = self.layout
+        only_rows = not self.leftovers and self.foreign_hidden is None
+        # The rows of a batch of one are the buffer. All else is made here, and has to be plain, too.
+        if torch.is_inference_mode_enabled() and not (only_rows and layout.num_requests == 1):
+            with torch.inference_mode(False):
+                return self.outputs(buffers, part, req_ids, positions)
         hidden: dict[str, torch.Tensor] | None = None
         mm: dict[str, dict[str, Any]] = {}
-        layout = self.layout
-        # The rows of a batch of one are the buffer, which is made already.
-        with plain() if layout.num_requests > 1 else AS_IT_IS:
-            for key, filled, buffer in zip(self.keys, self.buffers, buffers):  # noqa: B905
-                plan = part if filled is None else self.plan
-                result = plan.views(buffer, req_ids, positions)
-                if key.name == HIDDEN_KEY:
-                    hidden = result
-                else:
-                    mm[key.name] = result
-        if not self.leftovers and self.foreign_hidden is None:
+        for key, filled, buffer in zip(self.keys, self.buffers, buffers):  # noqa: B905
+            plan = part if filled is None else self.plan
+            result = plan.views(buffer, req_ids, positions)
+            if key.name == HIDDEN_KEY:
+                hidden = result
+            else:
+                mm[key.name] = result
+        if only_rows:
             return StageCacheOutputs(hidden, mm)
 
         if self.landing is not None:
             self.landing.wait()
         spans = [layout.span(i) for i in (range(layout.num_requests) if positions is None else positions)]
         total = layout.new.rows
-        with plain():
-            if self.landing is not None:
-                self.leftovers = unpinned(self.leftovers)
-                self.foreign_hidden = unpinned(self.foreign_hidden)
-            if self.foreign_hidden is not None:
-                hidden = layout.new.views(self.foreign_hidden, req_ids, positions)
-            for name, value in self.leftovers.items():
-                mm[name] = {r: element_of(value, *span, total) for r, span in zip(req_ids, spans, strict=True)}
+        if self.landing is not None:
+            self.leftovers = unpinned(self.leftovers)
+            self.foreign_hidden = unpinned(self.foreign_hidden)
+        if self.foreign_hidden is not None:
+            hidden = layout.new.views(self.foreign_hidden, req_ids, positions)
+        for name, value in self.leftovers.items():
+            mm[name] = {r: element_of(value, *span, total) for r, span in zip(req_ids, spans, strict=True)}
         return StageCacheOutputs(hidden, mm)

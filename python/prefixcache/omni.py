@@ -21,13 +21,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from operator import index
 from typing import Any, Protocol
 
 import torch
 
 from prefixcache._batch import BatchLayout, RowPlan
-from prefixcache._buffers import AS_IT_IS, allocate, plain
+from prefixcache._buffers import allocate
 from prefixcache._cache import Arrival, OmniCache
 from prefixcache._config import HIDDEN_KEY, ModelCachePolicy, PrefixCacheConfig, StageCacheOutputs
 from prefixcache._device import default_eager, event_number
@@ -62,6 +63,10 @@ __all__ = [
     "PrefixCacheConfig",
     "StageCacheOutputs",
 ]
+
+
+# For an engine that is not in inference mode.
+_AS_IT_IS = nullcontext()
 
 
 class GroupView(Protocol):
@@ -110,7 +115,9 @@ class OmniPrefixCacheManager:
 
         # Saved and not yet consumed. One dict operation each, so no lock of its own.
         self._steps: dict[int, StepContext] = {}
-        # What plain() makes anew for every thread; entered under _engine only.
+        # Results are plain tensors, also of an engine in inference mode: the thread that takes
+        # them may be in none, and could neither change an inference tensor nor train on it.
+        # Entered under _engine only: making one costs as much as a buffer.
         self._plain = torch.inference_mode(False)
         # Empty during an engine call. Not a lock: nobody waits for it, since a second engine
         # call is a broken contract; and a signal handler that raises cannot come between its
@@ -250,7 +257,7 @@ class OmniPrefixCacheManager:
             slots = slot_array(self._view.step_slots_cpu(layout.ids, layout.scheduled), n) if n else None
             hidden = hidden_states if n and self._policy.needs_full_hidden_states else None
             last, buffers, stream = self._repeat, None, 0
-            with self._plain if torch.is_inference_mode_enabled() else AS_IT_IS:
+            with self._plain if torch.is_inference_mode_enabled() else _AS_IT_IS:
                 if last is not None and last.fits(plan, n, padded):
                     buffers = last.place(self._cache, hidden, mm)
                 if buffers is not None:
@@ -387,7 +394,7 @@ class OmniPrefixCacheManager:
         )
 
     def _buffer(self, key: Key, plan: RowPlan) -> torch.Tensor:
-        with plain():
+        with torch.inference_mode(False):
             return allocate(self._cache.library, plan.shape(key.row_shape), key.dtype, plan.rows * key.row_bytes)
 
 
