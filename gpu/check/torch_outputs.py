@@ -39,8 +39,8 @@ class OneRequest:
             SimpleNamespace(num_scheduled_tokens={self.names[0]: N}, finished_req_ids=gone, scheduled_new_reqs=[new])
         )
 
-    def save(self, hidden: Any, mm: dict[str, Any]) -> int:
-        return self.manager.save_outputs(hidden, mm, num_tokens_unpadded=N, num_tokens_padded=N)
+    def save(self, hidden: Any, mm: dict[str, Any], event: Any = None) -> int:
+        return self.manager.save_outputs(hidden, mm, num_tokens_unpadded=N, num_tokens_padded=N, event=event)
 
     def step(self, hidden: Any, mm: dict[str, Any]) -> int:
         self.begin()
@@ -204,6 +204,39 @@ def capture_is_refused() -> str:
     return "and the graph is good"
 
 
+def behind_an_event() -> str:
+    """Outputs that another stream computes late; the save is told by an event alone."""
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    for as_number in (False, True):
+        host = OneRequest()
+        hidden, ref = torch.zeros(N, 8, device="cuda"), torch.zeros(5, device="cuda")
+        host.read(host.step(hidden, {}))  # the device is open
+        host.begin()
+        side.wait_stream(main)
+        event = torch.cuda.Event()
+        try:
+            host.save(hidden, {}, event=event)
+        except PrefixCacheError as e:
+            assert "never recorded" in str(e), str(e)
+        else:
+            raise AssertionError("an event that was never recorded was accepted")
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            hidden.fill_(3.0)
+            ref.fill_(4.0)
+            event.record(side)
+        mm = {} if as_number else {"ref": ref}  # an event that is not torch's orders rows alone
+        step = host.save(hidden, mm, event=event.cuda_event if as_number else event)
+        hidden.fill_(-7.0)  # behind the event as well: the save has made this stream wait
+        ref.fill_(-7.0)
+        got, got_mm = host.read(step)
+        same(got, torch.full((N, 8), 3.0), "rows")
+        if not as_number:
+            same(got_mm["ref"], torch.full((5,), 4.0), "what is no rows")
+        host.manager.shutdown()
+    return "torch.cuda.Event, cudaEvent_t"
+
+
 def outlives_the_manager() -> str:
     host = OneRequest()
     hidden = torch.randn(N, 8, device="cuda")
@@ -236,6 +269,7 @@ def run_all() -> None:
         ("outputs that are no rows, overwritten behind the save", leftovers),
         ("arrays of other libraries", foreign_arrays),
         ("rows on the GPU and on the host in one step", mixed_places),
+        ("rows of another stream, behind an event", behind_an_event),
         ("a save inside a graph capture is refused", capture_is_refused),
         ("results outlive the manager", outlives_the_manager),
         ("materialize on a thread without CUDA", other_thread),

@@ -20,7 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 # They ask for what only a GPU has.
-NEEDS_A_GPU = ("arrays of other libraries", "inside a graph capture", "a CUDA graph sees")
+NEEDS_A_GPU = ("arrays of other libraries", "behind an event", "inside a graph capture", "a CUDA graph sees")
 
 
 class OnTheHost(TorchFunctionMode):

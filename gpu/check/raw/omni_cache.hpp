@@ -61,9 +61,10 @@ class OmniCache {
     OmniCache& operator=(OmniCache const&) = delete;
     ~OmniCache() { library().omni_destroy(&handle); }
 
-    /// The status of a save of rows that lie at `rows[i]` for key i.
+    /// The status of a save of rows that lie at `rows[i]` for key i, behind `ready` if not null.
     pc_status save(Stream const& stream, std::vector<uint64_t> const& requests, std::vector<int64_t> const& counts,
-                   std::vector<int64_t> const& slots, std::vector<CUdeviceptr> const& rows, uint64_t* step) {
+                   std::vector<int64_t> const& slots, std::vector<CUdeviceptr> const& rows, uint64_t* step,
+                   CUevent ready = nullptr) {
         std::vector<pc_omni_rows> packed(keys.size());
         for (size_t i = 0; i < keys.size(); ++i) {
             packed[i].key = keys[i].number;
@@ -81,6 +82,7 @@ class OmniCache {
         args.num_slots = static_cast<int64_t>(slots.size());
         args.rows = packed.data();
         args.num_rows = packed.size();
+        args.event = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(ready));
         pc_status const status = library().omni_save(handle, &args);
         *step = args.step;
         return status;

@@ -35,13 +35,13 @@ struct Rig {
         filled.record(on);
     }
 
-    pc_status trySave(Stream const& on, CUdeviceptr rows) {
+    pc_status trySave(Stream const& on, CUdeviceptr rows, CUevent ready = nullptr) {
         std::vector<int64_t> slots;
         for (int64_t i = 0; i < count; ++i) slots.push_back(i);
         CHECK_OK(omni_step_begin(cache.handle, nullptr, 0, nullptr, 0, nullptr));
-        return cache.save(on, {1}, {count}, slots, {rows}, &step);
+        return cache.save(on, {1}, {count}, slots, {rows}, &step, ready);
     }
-    void save(Stream const& on) { ok(trySave(on, buffer.at()), "omni_save"); }
+    void save(Stream const& on, CUevent ready = nullptr) { ok(trySave(on, buffer.at(), ready), "omni_save"); }
 
     void expectRows(uint64_t saved, uint64_t content) {
         std::vector<uint8_t> got(host.bytes()), want(static_cast<size_t>(width()));
@@ -118,9 +118,9 @@ void promise(std::string const& name, std::function<std::string()> const& body) 
 }
 
 /// Something has to be refused with this status, to change nothing, and to use no step id.
-void refused(Rig& rig, Stream const& on, CUdeviceptr rows, pc_status want) {
+void refused(Rig& rig, Stream const& on, CUdeviceptr rows, pc_status want, CUevent ready = nullptr) {
     auto const before = rig.step;
-    pc_status const got = rig.trySave(on, rows);
+    pc_status const got = rig.trySave(on, rows, ready);
     if (got == PC_OK) fail("it was accepted");
     expect(got == want, std::string("it was refused as ") + library().status_name(got) + " (" + library().last_error() +
                             "), expected " + library().status_name(want));
@@ -195,6 +195,53 @@ std::string producerDoesNotWait() {
         "the stream was held for " + milliseconds(saved) + ", a copy to the host takes " + milliseconds(copied);
     expect(saved < copied / 2, figures);
     return figures;
+}
+
+std::string rowsBehindAnEvent() {
+    Stream const stream(CU_STREAM_NON_BLOCKING);
+    Stream const producer(CU_STREAM_NON_BLOCKING);
+    Rig rig;
+    rig.warmUp(stream);
+    Event const ready;
+    double took = 0;
+    {
+        Busy const busy(producer);
+        rig.compute(producer, 5);
+        ready.record(producer);
+        auto const start = Clock::now();
+        rig.save(stream, ready);
+        took = seconds(start);
+    }
+    rig.expectRows(rig.step, 5);
+    expect(took < kPrompt, "save took " + milliseconds(took) + " while the rows were not ready");
+    return "save took " + milliseconds(took) + " while the rows were not ready";
+}
+
+std::string eventOfAGraphIsRefused() {
+    Stream const stream(CU_STREAM_NON_BLOCKING);
+    Stream const captured(CU_STREAM_NON_BLOCKING);
+    Rig rig;
+    rig.compute(stream, 1);
+    rig.save(stream);
+    rig.expectRows(1, 1);
+    Event const event;
+    CHECK_CUDA(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
+    std::string why;
+    try {
+        event.record(captured);
+        refused(rig, stream, rig.buffer.at(), PC_ERROR_WRONG_STATE, event);
+    } catch (std::exception const& e) {
+        why = e.what();
+    }
+    CUgraph graph = nullptr;
+    driver().cuStreamEndCapture(captured, &graph);
+    if (graph) driver().cuGraphDestroy(graph);
+    expect(why.empty(), why);
+    rig.compute(stream, 2);
+    rig.save(stream);
+    expect(rig.step == 2, "the refused save used a step id");
+    rig.expectRows(2, 2);
+    return "";
 }
 
 std::string wrongMemoryIsRefused() {
@@ -315,18 +362,22 @@ std::string memoryIsGivenBack() {
 void omniContract() {
     promise("save does not wait for the producer", saveDoesNotWait);
     promise("materialize waits for its own step only", materializeWaitsForItsStep);
+    promise("rows of another stream, behind an event", rowsBehindAnEvent);
     promise("host memory given as device rows is refused", wrongMemoryIsRefused);
     promise("a stream that is being captured is refused", capturingStreamIsRefused);
     promise("a stream of another context is refused", foreignStreamIsRefused);
     promise("eager: the rows are in the cache when save returns", eagerWaits);
     char const* const stalls = "the producer's stream does not wait for the copy to the host";
     char const* const leaks = "device memory comes back";
+    char const* const graphs = "an event that was recorded into a graph is refused";
     if (driver().simulated()) {
         notRun(std::string("omni, raw streams: ") + stalls, "the simulated driver has no time of its own");
         notRun(std::string("omni, raw streams: ") + leaks, "the simulated driver reports leaks by itself");
+        notRun(std::string("omni, raw streams: ") + graphs, "the simulated driver has no graphs");
     } else {
         promise(stalls, producerDoesNotWait);
         promise(leaks, memoryIsGivenBack);
+        promise(graphs, eventOfAGraphIsRefused);
     }
 }
 
