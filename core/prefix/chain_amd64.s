@@ -104,7 +104,7 @@ done:
 //
 // A second walk of the links, WALK cells ahead of the copy, makes their cache misses
 // overlap with the stores, which go to memory anyway.
-#define WALK 8
+#define WALK 16
 TEXT ·fillPages(SB), NOSPLIT, $0-60
 	MOVQ    words+0(FP), SI
 	MOVQ    slab+8(FP), DI

@@ -69,8 +69,7 @@ func (t *table) remove(id int32, hash uint32) {
 	hole := t.find(id, hash)
 	// Close the hole with a later entry of the same cluster, and go on from there,
 	// until an empty slot ends the cluster: no tombstones are left behind.
-	for i := hole; ; {
-		_, mask := t.home(0)
+	for i, mask := hole, uint32(len(t.slot)-1); ; {
 		i = (i + 1) & mask
 		o := t.slot[i]
 		if o.node < 0 {
