@@ -10,7 +10,7 @@ func (c *Cache) awaitStep() error {
 	}
 	defer c.waited(WaitStep, c.now())
 	step, end := c.job.step, c.deadline()
-	c.carryOut(step)
+	c.carryOut(step, false)
 	for c.job.step == step {
 		if c.closed {
 			return errShutDown("save")

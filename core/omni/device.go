@@ -279,6 +279,7 @@ func (c *Cache) awaitLanded(x *stepCtx, reads []Read) error {
 	defer c.waited(WaitLanded, c.now())
 	x.await[0] = Command{Kind: AwaitLanded, Page: x.page}
 	err := c.execute(x.await[:])
+	x.landed = err == nil
 	if err != nil && c.fatal != nil {
 		return c.fatal // the committer met the same
 	}

@@ -266,12 +266,16 @@ func (c *Cache) handOver() {
 }
 
 // carryOut does the write of a device step on this thread, which would have to wait for
-// it, unless somebody is at work. Caller holds mu, which is given up meanwhile.
-func (c *Cache) carryOut(step uint64) {
+// it, unless somebody is at work. landed: it has seen the page land. Caller holds mu,
+// which is given up meanwhile.
+func (c *Cache) carryOut(step uint64, landed bool) {
 	if s := &c.job; s.step != step || s.stepTaken || !s.stepLands {
 		return
 	}
 	if j, ok := c.takeJob(); ok {
+		if landed {
+			j.Commands = nil
+		}
 		var err error
 		c.unlocked(func() { err = c.Run(&j) })
 		c.finishJob(&j, err)

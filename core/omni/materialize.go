@@ -210,7 +210,7 @@ func (r *Read) covers(p *plan) bool {
 func (c *Cache) awaitWritten(x *stepCtx) error {
 	defer c.waited(WaitRead, c.now())
 	end := c.deadline()
-	c.carryOut(x.wait)
+	c.carryOut(x.wait, x.landed)
 	for x.wait > c.written {
 		if c.fatal != nil {
 			return c.failedBefore("step", x.wait)

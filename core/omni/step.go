@@ -34,8 +34,9 @@ type stepCtx struct {
 	given       int // plans that were read
 
 	// Of a step with rows on a device: the memory of its page.
-	base  unsafe.Pointer
-	await [1]Command
+	base   unsafe.Pointer
+	await  [1]Command
+	landed bool // this thread has seen it land
 }
 
 // ctxHit is a hit whose request is in the batch of the step.
@@ -89,7 +90,7 @@ func (t *stepTable) get() *stepCtx {
 
 // put makes a context free again.
 func (t *stepTable) put(x *stepCtx) {
-	x.id, x.page, x.wait, x.plansClosed, x.base, x.given = 0, -1, 0, false, nil, 0
+	x.id, x.page, x.wait, x.plansClosed, x.base, x.landed, x.given = 0, -1, 0, false, nil, false, 0
 	x.starts, x.offs, x.hits, x.keys = x.starts[:0], x.offs[:0], x.hits[:0], x.keys[:0]
 	x.plans, x.spans, x.pieces, x.readers, x.overlays = x.plans[:0], x.spans[:0], x.pieces[:0], x.readers[:0], x.overlays[:0]
 	t.free = append(t.free, x.index)
