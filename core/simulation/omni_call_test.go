@@ -163,7 +163,8 @@ func (w *omniWorld) save() {
 	w.drawBatch(s)
 	firstTag := w.m.lastTag + 1
 	w.m.lastTag += uint32(len(a.Slots))
-	a.Rows, a.Stream = a.Rows[:0], uint64(r.n(producers))
+	a.Rows, a.Stream, a.Event = a.Rows[:0], uint64(r.n(producers)), 0
+	onDevice := false
 	layout := int64(0)
 	for _, n := range s.rows {
 		layout += n
@@ -183,12 +184,15 @@ func (w *omniWorld) save() {
 			s.buffers[k] = make([]byte, 2*need+16)
 		}
 		if w.dev != nil && len(a.Slots) > 0 && !r.oneIn(4) {
-			rows.Place = omni.OnDevice
+			rows.Place, onDevice = omni.OnDevice, true
 			rows.Rows = w.dev.upload(key.sources[:int64(len(a.Slots)-1)*stride+key.bytes])
 		} else if s.given[k] = r.oneIn(2); s.given[k] {
 			rows.Dst, rows.DstBytes = at(s.buffers[k]), layout*key.bytes
 		}
 		a.Rows = append(a.Rows, rows)
+	}
+	if onDevice && r.oneIn(3) {
+		a.Event = w.dev.late(a.Rows, (a.Stream+1)%producers)
 	}
 	if r.oneIn(12) && !refuse {
 		w.saveRefused()

@@ -13,6 +13,7 @@ import (
 // read yet is filled with rubbish, so that whoever reads early gets it.
 //
 //	producer 0, 1:  upload … freeze … mark … overwrite (the next forward)
+//	the other one:  arrive … ready                     (of rows behind an event)
 //	copy stream:    wait for the mark … land … landed
 type simDevice struct {
 	w       *omniWorld
@@ -22,6 +23,7 @@ type simDevice struct {
 	frozen  []byte
 	marks   uint64 // recorded
 	reached uint64 // the last mark that was passed
+	ready   []bool // by event, from 1 on: passed
 
 	pinned   []unsafe.Pointer // by page
 	recorded []int            // landings recorded, by page
@@ -52,6 +54,7 @@ type deviceWork struct {
 	bytes, stride, rowBytes, rows int64
 	host                          unsafe.Pointer
 	mark                          uint64
+	image                         []byte // that arrive
 }
 
 type deviceKind uint8
@@ -63,6 +66,9 @@ const (
 	land
 	landedMark
 	overwrite
+	arrive
+	arrived
+	waitReady
 )
 
 func newSimDevice(w *omniWorld, pages int) *simDevice {
@@ -79,7 +85,16 @@ func (s *stream) push(k deviceWork) {
 // can reports whether a stream has work that may be done now.
 func (d *simDevice) can(i int) bool {
 	s := &d.streams[i]
-	return s.head < len(s.work) && (s.work[s.head].kind != waitMark || s.work[s.head].mark <= d.reached)
+	if s.head == len(s.work) {
+		return false
+	}
+	switch k := &s.work[s.head]; k.kind {
+	case waitMark:
+		return k.mark <= d.reached
+	case waitReady:
+		return d.ready[k.mark]
+	}
+	return true
 }
 
 // advance does the next piece of work of a stream.
@@ -103,6 +118,10 @@ func (d *simDevice) advance(i int) {
 		d.landed[k.page]++
 	case overwrite:
 		fillBytes(d.memory[k.buffer], 0xEE)
+	case arrive:
+		copy(d.memory[k.buffer], k.image)
+	case arrived:
+		d.ready[k.mark] = true
 	}
 }
 
@@ -153,7 +172,7 @@ func (d *simDevice) upload(b []byte) unsafe.Pointer {
 	for i := range producers {
 		s := &d.streams[i]
 		for j := s.head; j < len(s.work); j++ {
-			if s.work[j].buffer == d.buffer && (s.work[j].kind == freeze || s.work[j].kind == overwrite) {
+			if s.work[j].buffer == d.buffer && (s.work[j].kind == freeze || s.work[j].kind == overwrite || s.work[j].kind == arrive) {
 				d.settle()
 			}
 		}
@@ -161,6 +180,25 @@ func (d *simDevice) upload(b []byte) unsafe.Pointer {
 	copy(d.memory[d.buffer], b)
 	addr := deviceBase + uintptr(d.buffer)*bufferBytes
 	return *(*unsafe.Pointer)(unsafe.Pointer(&addr))
+}
+
+// late has rows that were uploaded come from another stream instead, and gives the event
+// behind which they are there.
+func (d *simDevice) late(list []omni.KeyRows, stream uint64) uint64 {
+	if len(d.ready) == 0 {
+		d.ready = append(d.ready, false)
+	}
+	for i := range list {
+		if list[i].Place == omni.OnDevice {
+			b := d.bufferOf(uintptr(list[i].Rows))
+			d.streams[stream].push(deviceWork{kind: arrive, buffer: b, image: append([]byte(nil), d.memory[b]...)})
+			fillBytes(d.memory[b], rubbish)
+		}
+	}
+	event := uint64(len(d.ready))
+	d.ready = append(d.ready, false)
+	d.streams[stream].push(deviceWork{kind: arrived, mark: event})
+	return event
 }
 
 // forward is the model's next forward: it overwrites a static buffer, in order on the
@@ -235,6 +273,8 @@ func (d *simDevice) exec(c *omni.Command) error {
 	case omni.FreezeRows:
 		d.streams[c.Stream].push(deviceWork{kind: freeze, buffer: d.bufferOf(c.Src), from: int64((c.Src - deviceBase) % bufferBytes),
 			offset: c.Offset, stride: c.Stride, rowBytes: c.RowBytes, rows: c.Rows})
+	case omni.AwaitReady:
+		d.streams[c.Stream].push(deviceWork{kind: waitReady, mark: c.Event})
 	case omni.RecordFrozen:
 		d.marks++
 		d.streams[c.Stream].push(deviceWork{kind: mark, mark: d.marks})
