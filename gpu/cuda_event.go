@@ -81,9 +81,6 @@ func (d *CUDA) WaitEvent(s Stream, e Event) error {
 	if err := d.admit("wait", s, 0, 0); err != nil {
 		return err
 	}
-	if err := d.CheckEvent(e); err != nil {
-		return err
-	}
 	if err := s.cu().Wait(e.cu(), 0); err != nil {
 		return wrap("cuStreamWaitEvent", err, "stream %#x, event %#x", uintptr(s), uintptr(e))
 	}

@@ -112,10 +112,11 @@ type Device interface {
 	FreeEvent(e Event) error
 	// Record marks the work enqueued on s so far.
 	Record(e Event, s Stream) error
-	// CheckEvent refuses an event that WaitEvent would refuse: one that was destroyed or
+	// CheckEvent refuses an event that nobody can wait for: one that was destroyed or
 	// that was recorded into a graph. It may be of any stream, context and device.
 	CheckEvent(e Event) error
-	// WaitEvent makes later work of s wait for the last Record of e.
+	// WaitEvent makes later work of s wait for the last Record of e, which is an event of
+	// this device or one that CheckEvent has let pass.
 	WaitEvent(s Stream, e Event) error
 	// Done reports whether the last Record of e has been reached. An event that
 	// was never recorded is done, as in CUDA.
