@@ -1124,12 +1124,13 @@ PC_API pc_status pc_manager_dump(pc_handle manager, char *text, uint64_t space, 
  * A tenant: all sequences with one pc_extras.isolation, or all without. No two share a
  * page. With tenant_quota in the options, tenants are counted, and each holds at most
  * its quota of base pages (in use by leases, or cached), of draft pages, of records, and
- * of snapshots and the partial pages that some end in. A demand that would pass the quota first evicts records of the same tenant,
- * least recent first; when what its leases use leaves no room even then, it is
- * PC_REQUEST_FAILED, the text begins with "quota", and nothing changed. A snapshot slot
- * that is free may be reserved beyond the quota, which counts again when it is
- * published. So no tenant beyond its quota ever evicts a record of another. Without the option nothing is
- * counted, and the cost and order of evictions are as ever.
+ * of snapshots and the partial pages that some end in. A demand that would pass the quota
+ * first evicts records of the same tenant, least recent first; when what its leases use
+ * leaves no room even then, it is PC_REQUEST_FAILED, the text begins with "quota", and
+ * nothing changed. A snapshot slot that is free may be reserved beyond the quota, which
+ * counts again when it is published. So no tenant beyond its quota ever evicts a record of
+ * another. Without the option nothing is counted, and the cost and order of evictions are
+ * as ever.
  *
  * Counters begin when a tenant is first seen. One that holds nothing and has no quota
  * of its own is forgotten when 1024 others came to rest after it.
