@@ -22,6 +22,13 @@ ARENA_BYTES = 1 << 20
 # Said wherever a tensor is made: the default may be another device, whose addresses are none for the library.
 HOST = torch.device("cpu")
 
+# Empty tensors by dtype, made many at a time, that get memory when a result needs them. Results
+# are plain tensors, also of an engine in inference mode: the thread that takes them may be in
+# none, and could neither change an inference tensor nor train on it. To leave the mode for each
+# would cost as much as two small buffers.
+_blanks: dict[torch.dtype, list[torch.Tensor]] = {}
+_BLANKS = 64
+
 _PyBUF_WRITE = 0x200
 _Pair = ctypes.c_uint64 * 2  # the address and the handle of a buffer
 
@@ -42,9 +49,14 @@ _memory_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
 
 def allocate(library: _ffi.Library, shape: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
-    """An uninitialised contiguous tensor of ``shape``; ``nbytes`` is its size."""
+    """An uninitialised contiguous plain tensor of ``shape``; ``nbytes`` is its size. Any thread."""
+    try:
+        tensor = _blanks[dtype].pop()
+    except (KeyError, IndexError):
+        with torch.inference_mode(False):
+            tensor, *_blanks[dtype] = [torch.empty(0, dtype=dtype, device=HOST) for _ in range(_BLANKS)]
     if nbytes < ARENA_BYTES:
-        return torch.empty(shape, dtype=dtype, device=HOST)
+        return tensor.resize_(shape)
     out = _Pair()
     at = ctypes.addressof(out)
     status = library.buffer_acquire(nbytes, at, at + 8)
@@ -55,5 +67,4 @@ def allocate(library: _ffi.Library, shape: tuple[int, ...], dtype: torch.dtype, 
     # torch's storage holds `memory`, so its end is the end of the last view.
     lease = weakref.ref(memory, _give_back)
     _lent[id(lease)] = (lease, library, buffer)
-    # resize_, since a view would be one for autograd, too, with the rules of the mode it was made in.
-    return torch.frombuffer(memory, dtype=dtype).resize_(shape)
+    return tensor.set_(torch.frombuffer(memory, dtype=dtype)).resize_(shape)

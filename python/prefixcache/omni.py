@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import nullcontext
 from operator import index
 from typing import Any, Protocol
 
@@ -63,10 +62,6 @@ __all__ = [
     "PrefixCacheConfig",
     "StageCacheOutputs",
 ]
-
-
-# For an engine that is not in inference mode.
-_AS_IT_IS = nullcontext()
 
 
 class GroupView(Protocol):
@@ -115,10 +110,6 @@ class OmniPrefixCacheManager:
 
         # Saved and not yet consumed. One dict operation each, so no lock of its own.
         self._steps: dict[int, StepContext] = {}
-        # Results are plain tensors, also of an engine in inference mode: the thread that takes
-        # them may be in none, and could neither change an inference tensor nor train on it.
-        # Entered under _engine only: making one costs as much as a buffer.
-        self._plain = torch.inference_mode(False)
         # Empty during an engine call. Not a lock: nobody waits for it, since a second engine
         # call is a broken contract; and a signal handler that raises cannot come between its
         # del statement and the try block after it, as it can after lock.acquire().
@@ -257,16 +248,16 @@ class OmniPrefixCacheManager:
             slots = slot_array(self._view.step_slots_cpu(layout.ids, layout.scheduled), n) if n else None
             hidden = hidden_states if n and self._policy.needs_full_hidden_states else None
             last, buffers, stream = self._repeat, None, 0
-            with self._plain if torch.is_inference_mode_enabled() else _AS_IT_IS:
-                if last is not None and last.fits(plan, n, padded):
-                    buffers = last.place(self._cache, hidden, mm)
-                if buffers is not None:
-                    context = StepContext(layout, plan, last.keys, buffers)
-                else:
-                    context, self._repeat = StepContext(layout, plan), None
+            if last is not None and last.fits(plan, n, padded):
+                buffers = last.place(self._cache, hidden, mm)
+            if buffers is not None:
+                context = StepContext(layout, plan, last.keys, buffers)
+            else:
+                context, self._repeat = StepContext(layout, plan), None
+                with torch.inference_mode(False):  # what is copied here is handed out: plain tensors
                     sources = sort_outputs(context, self._keys, self._policy, hidden, mm, n, padded, self._streams)
-                    # `owners` keeps copies of rows that were not in order until the library has read them.
-                    owners, stream = place_rows(context, self._cache, sources, n, keep_large=not self._eager)
+                # `owners` keeps copies of rows that were not in order until the library has read them.
+                owners, stream = place_rows(context, self._cache, sources, n, keep_large=not self._eager)
             slots_at = 0 if slots is None else slots.data_ptr()
             saved = self._cache.saved_step
             saved[0] = 0
@@ -394,8 +385,7 @@ class OmniPrefixCacheManager:
         )
 
     def _buffer(self, key: Key, plan: RowPlan) -> torch.Tensor:
-        with torch.inference_mode(False):
-            return allocate(self._cache.library, plan.shape(key.row_shape), key.dtype, plan.rows * key.row_bytes)
+        return allocate(self._cache.library, plan.shape(key.row_shape), key.dtype, plan.rows * key.row_bytes)
 
 
 def _step_number(step_id: Any) -> int:

@@ -11,12 +11,15 @@ import contextlib
 import copy
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from omni_host import Host, rows, same
 
+from prefixcache import _ffi
+from prefixcache._buffers import ARENA_BYTES, allocate
 from prefixcache.omni import StageCacheOutputs
 
 WIDE = 1 << 18  # a MiB a row: result buffers of another kind
@@ -84,6 +87,22 @@ def test_large_results_and_rows_of_another_width_likewise(host: Host, save: str,
         with MODES[save]():
             step = host.save({"k": host.outputs("k", width)}, hidden=host.outputs(width=width))
         use(host.read(step, *ids))
+
+
+@pytest.mark.parametrize("nbytes", [64, ARENA_BYTES])
+def test_every_buffer_is_plain_and_has_memory_of_its_own(nbytes: int) -> None:
+    """Also when several threads take the last of the tensors that were made ahead."""
+
+    def take(_: int) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            return [allocate(_ffi.load(), (nbytes // 8, 2), torch.float32, nbytes) for _ in range(70)]
+
+    with ThreadPoolExecutor(4) as pool:
+        buffers = [b for taken in pool.map(take, range(4)) for b in taken]
+    assert {(b.shape, b.is_contiguous(), b.is_inference(), b._is_view()) for b in buffers} == {
+        ((nbytes // 8, 2), True, False, False)
+    }
+    assert len({b.data_ptr() for b in buffers}) == 4 * 70
 
 
 def test_changed_results_leave_the_cache_alone(host: Host) -> None:
