@@ -53,6 +53,7 @@
 //     that waits for the committer.
 //   - The lock covers tables, never a wait or a row move; preserve is the one
 //     exception, a row at a time.
+//   - A call that panics marks the lock, and nobody goes on with the tables (lock.go).
 //   - Nothing grows with the number of requests served.
 //
 // Check verifies what can be verified by looking.
