@@ -1,9 +1,11 @@
 package prefix
 
 // index makes sure that the first c blocks of a lease are in the index and
-// returns the place where they end. A block that is there already keeps its page;
-// a missing one gets the lease's (C-22, C-58). The caller adds a record at the place.
-func (m *Manager) index(l *lease, c int32) (end place, fresh bool) {
+// returns the place where they end, and from which block on they are new. A block that
+// is there already keeps its page; a missing one gets the lease's (C-22, C-58). The
+// caller adds a record at the place.
+func (m *Manager) index(l *lease, c int32) (end place, fresh int32) {
+	fresh = c
 	if !m.settle(&l.cursor) {
 		l.cursor = m.anchor(l) // eviction took what the cursor knew
 	}
@@ -15,7 +17,7 @@ func (m *Manager) index(l *lease, c int32) (end place, fresh bool) {
 		p.at = c
 		m.climb(&p)
 		p.cell = m.cellAt(l, p)
-		return p, false
+		return p, c
 	}
 	l.settled = max(l.settled, c)
 	return l.cursor, fresh
@@ -23,7 +25,7 @@ func (m *Manager) index(l *lease, c int32) (end place, fresh bool) {
 
 // extend moves the cursor to block c: over what another sequence has published
 // meanwhile, and then over what it inserts.
-func (m *Manager) extend(l *lease, c int32) (inserted bool) {
+func (m *Manager) extend(l *lease, c int32) (fresh int32) {
 	p := l.cursor
 	if x := &m.nodes[p.node]; x.child >= 0 || p.at < x.end { // not so when a sequence is decoded
 		// Compare the lease's own cells: blocks of the lease itself equal by id.
@@ -31,12 +33,12 @@ func (m *Manager) extend(l *lease, c int32) (inserted bool) {
 		p = m.descend(p, &src, c, nil)
 		l.cursor, l.miss = p, src.miss
 	}
-	inserted = p.at < c
+	fresh = p.at
 	for p.at < c {
 		p = m.insert(l, p, c)
 	}
 	l.cursor = p
-	return inserted
+	return fresh
 }
 
 // hashOwn is the table hash of a lease's block under a parent.

@@ -112,7 +112,7 @@ func (m *Manager) publish(l *lease, c int32) PublishResult {
 	}
 	p, fresh := m.index(l, c)
 	i := int32(-1)
-	if !fresh {
+	if fresh == c {
 		i = m.recordAt(p, 0, -1)
 	}
 	if i >= 0 {
@@ -120,6 +120,7 @@ func (m *Manager) publish(l *lease, c int32) PublishResult {
 		return m.again(l, i, c)
 	}
 	i = m.addRecord(p, 0)
+	m.records[i].setWay(l.cells[fresh:c])
 	l.published(i, c, m.records[i].id)
 	if l.mode == Spec {
 		m.setDraft(i, l.draft[c-1])

@@ -16,6 +16,8 @@ type record struct {
 	draftLast          int32 // draft page of block at-1, -1 = no draft path
 	draftSeq           uint64
 	live               bool
+	wayBack            uint8 // see setWay
+	way                int32 // -1 = none
 }
 
 // shallower orders the records of one node: by block, then by exact length.
@@ -35,7 +37,7 @@ func (m *Manager) addRecord(p place, exact int32) int32 {
 	m.lastRecord++
 	m.recordCount++
 	m.records[i] = record{id: m.lastRecord, at: p.at, exact: exact, cell: p.cell, node: p.node,
-		above: -1, below: -1, tail: -1, recurrent: -1, partial: -1, draftLast: -1, live: true}
+		above: -1, below: -1, tail: -1, recurrent: -1, partial: -1, draftLast: -1, live: true, way: -1}
 	m.byID.add(m.records, m.recordCount, i)
 	m.order.Add(i)
 	m.mark(i)

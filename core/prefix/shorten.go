@@ -1,5 +1,7 @@
 package prefix
 
+import "math/bits"
+
 // shorten frees need pages, and a few more, from the deep end of a victim that
 // would give back more than that, and leaves the rest of it in its place in the
 // order (Config.ShortenVictims). False: the record is not of the kind, or has no
@@ -26,7 +28,7 @@ func (m *Manager) shorten(i int32, need int) bool {
 	tail := chain{m.content.next[cell], x.last, int(drop)}
 	m.clearCells(tail)
 	m.base.put(tail)
-	r.at, r.cell = keep, cell
+	r.at, r.cell, r.way = keep, cell, -1
 	x.end, x.last = keep, cell
 	x.gen++ // places behind the new end mean nothing any more
 	m.indexed -= int(drop)
@@ -37,6 +39,15 @@ func (m *Manager) shorten(i int32, need int) bool {
 }
 
 const shortenPages = 32
+
+// setWay notes a cell about half way of the new blocks at the end of a record, a power of
+// two of blocks before it: a first waypoint.
+func (r *record) setWay(cells []int32) {
+	if n := len(cells); n >= 2*shortenPages {
+		r.wayBack = uint8(bits.Len(uint(n))) - 2
+		r.way = cells[n-1<<r.wayBack]
+	}
+}
 
 // waypoints are places on the path of one record, from its beginning on. The victim that
 // was cut last is nearly always the next one, too: it is walked once then, and not for
@@ -60,6 +71,9 @@ func (m *Manager) walk(r *record, from, cell, to int32) int32 {
 			from, cell = p.block, p.cell
 		}
 		known = p.block
+	}
+	if block := r.at - 1<<r.wayBack; r.way >= 0 && from < block && block <= to {
+		from, cell = block, r.way
 	}
 	next := m.content.next
 	for from < to {
