@@ -152,6 +152,9 @@ func (c *checker) subtree(id int32, indexed, attached *int) {
 		if k.at > 0 && at[k.at-1] != k.cell {
 			c.fail("record %d ends in cell %d, the index has %d (C-67)", k.id, k.cell, at[k.at-1])
 		}
+		if block := k.at - 1<<k.wayBack; k.way >= 0 && block >= x.start && at[block] != k.way {
+			c.fail("record %d notes cell %d for block %d, the index has %d", k.id, k.way, block, at[block])
+		}
 	}
 	if x.draft != m.newestDraft(id) && !x.isRoot() {
 		c.fail("newest draft of node %d is record %d, expected %d (C-29)", id, x.draft, m.newestDraft(id))

@@ -37,6 +37,7 @@ func TestCheck_SaysWhichRecordIsDamaged(t *testing.T) {
 		{"is dead, unnamed or listed twice", func(_ *host, r, _ *record) { r.live = false }},
 		{"is dead, unnamed or listed twice", func(_ *host, r, c *record) { r.id = c.id }},
 		{"outside its node", func(_ *host, r, _ *record) { r.at += 99 }},
+		{"notes cell", func(_ *host, r, _ *record) { r.way = r.cell + 1 }},
 		{"is ordinary but has parts of a checkpoint", func(_ *host, r, _ *record) { r.recurrent = 1 }},
 		{"is malformed (C-32)", func(_ *host, _, c *record) { c.recurrent = -1 }},
 		{"checkpoint record", func(_ *host, _, c *record) { c.partial = -1 }},
