@@ -186,6 +186,7 @@ _STATUS_FUNCTIONS: dict[str, tuple[Any, ...]] = {
 # Their callers look themselves whether there is something to tell: errcheck takes a fifth of a microsecond.
 _HOT = {"pc_omni_step_begin", "pc_omni_save", "pc_omni_materialize", "pc_omni_discard", "pc_buffer_acquire"}
 _HOT |= {"pc_buffer_release"}  # which has nothing to tell, and is called by finalizers
+_HOT |= {"pc_context_report", "pc_context_get_request"}  # and these in the middle of what has to be ended first
 
 
 class Library:

@@ -382,6 +382,8 @@ def test_what_a_filter_of_the_host_raises_reaches_the_caller_once(where: str, li
     assert [text.split(":")[1].split(",")[0] for _, text in lines()] == (
         [" a synchronisation failed"] if where == "finish" else []
     )
+    assert live.finish() is Status.OK, "nothing is left to be finished" if where == "finish" else "it was not concerned"
+    rig.close()
 
 
 def test_lines_of_many_threads_stay_whole() -> None:

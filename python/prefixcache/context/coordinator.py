@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefixcache import PrefixCacheArgumentError, PrefixCacheError
+from prefixcache._ffi import kept, tell
 from prefixcache.context import _abi
 from prefixcache.context._arguments import (
     AdmissionArgument,
@@ -282,6 +283,8 @@ class ContextCacheCoordinator(Closing):
                     # Quarantined by the library, or over.
                     request._handle, request._mapping = 0, None
                     self._live.discard(number)
+                if kept:
+                    tell()
                 return status
             except BaseException:
                 self._break_off(request, work)
