@@ -251,10 +251,10 @@ class Library:
 kept: dict[LogLevel, bytes] = {}
 
 
-def taken() -> Iterator[tuple[int, str]]:
+def taken(lines: dict[LogLevel, bytes]) -> Iterator[tuple[int, str]]:
     """The lines that were kept. Any thread; each line is taken by one."""
-    for level in list(kept):  # a single C call, beside which nothing is kept
-        text = kept.pop(level, None)
+    for level in list(lines):  # a single C call, beside which nothing is kept
+        text = lines.pop(level, None)
         if text is not None:
             yield level.value, text.decode("utf-8", "replace")
 
@@ -262,7 +262,7 @@ def taken() -> Iterator[tuple[int, str]]:
 def tell() -> None:
     """Give ``logging`` the lines that were kept. What it raises is the caller's."""
     levels = {1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO, 4: logging.DEBUG}
-    for level, text in taken():
+    for level, text in taken(kept):
         logger.log(levels.get(level, logging.INFO), "%s", text)
 
 

@@ -388,19 +388,18 @@ def test_what_a_filter_of_the_host_raises_reaches_the_caller_once(where: str, li
 
 def test_lines_of_many_threads_stay_whole() -> None:
     got: list[tuple[int, str]] = []
+    kept: dict[_ffi.LogLevel, bytes] = {}
     levels = [_ffi.LogLevel(2 + i % 2) for i in range(4)]
     keep = _ffi.load()._log
     threads = [
-        threading.Thread(
-            target=lambda i=i: [keep(_ffi.kept, levels[i], f"line {i} \n é {n}".encode()) for n in range(200)]
-        )
+        threading.Thread(target=lambda i=i: [keep(kept, levels[i], f"line {i} \n é {n}".encode()) for n in range(200)])
         for i in range(4)
     ]
-    readers = [threading.Thread(target=lambda: [got.extend(_ffi.taken()) for _ in range(500)]) for _ in range(2)]
+    readers = [threading.Thread(target=lambda: [got.extend(_ffi.taken(kept)) for _ in range(500)]) for _ in range(2)]
     for t in threads + readers:
         t.start()
     for t in threads + readers:
         t.join()
-    got.extend(_ffi.taken())
+    got.extend(_ffi.taken(kept))
     wanted = [(2 + i % 2, f"line {i} \n é {n}") for i in range(4) for n in range(200)]
     assert sorted(got) == sorted(wanted)
