@@ -127,6 +127,7 @@ func BenchmarkDeviceCompletion(b *testing.B) {
 				var end int64
 				if what != "Mirror" {
 					end = <-returned
+					_ = c.o.cache.Stats() // asks for the write
 				}
 				if what != "HitRows" { // whoever reads hits of the step writes it
 					c.settle()

@@ -69,5 +69,5 @@
 // Executor outside this package carries out, and publishes the step only when all of
 // it is on its way (device.go). Its job, and whoever reads its page, first waits until
 // the page has landed. The job is done by who needs it first, and the committer is asked
-// for it when the step is consumed (handOver, O-48).
+// for it when the next step begins (handOver, O-48).
 package omni

@@ -62,9 +62,7 @@ func (c *Cache) StepBegin(finished []uint64, arrivals []NewRequest, accepted []b
 		}
 	}
 	if c.cfg.Threaded {
-		if c.job.stepHeld && c.steps.has(c.job.step) {
-			c.handOver()
-		}
+		c.due()
 		if first != none {
 			c.wake(Committer)
 		}

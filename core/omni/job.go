@@ -64,6 +64,7 @@ type jobState struct {
 	stepTaken  bool
 	stepLands  bool // its page lands first
 	stepHeld   bool // and nobody has asked for it yet, see handOver
+	stepDue    bool // a reader is to ask at its end
 	missed     bool // such a step failed: deferred rows that it should have brought are not there
 	stepQueued int64
 	await      [1]Command
@@ -105,7 +106,7 @@ func (c *Cache) takeJob() (Job, bool) {
 		if !s.stepHeld {
 			c.aged(s.stepQueued)
 		}
-		s.stepHeld = false
+		s.stepHeld, s.stepDue = false, false
 		j.Kind, j.Step, j.Copies = StepWrite, s.step, s.stepCopies
 		if s.stepLands {
 			s.await[0] = Command{Kind: AwaitLanded, Page: s.stepPage}
@@ -249,19 +250,29 @@ func (c *Cache) dropPending() {
 	if s := &c.job; s.step != 0 && !s.stepTaken {
 		c.staged -= s.stepBytes
 		c.releasePage(s.stepPage, pageByWrite)
-		s.step, s.stepBytes, s.stepLands, s.stepHeld = 0, 0, false, false
+		s.step, s.stepBytes, s.stepLands, s.stepHeld, s.stepDue = 0, 0, false, false, false
 	}
 }
 
 // handOver wakes the committer for the write of a step whose rows come from a device.
 // It is not woken by the save: it could only wait for the device, as whoever wants the
-// new rows does, and two threads that one event wakes are in each other's way. The write
-// is wanted by the next save. So whoever consumes the step hands it over, or the next
-// step begins first; and a thread that needs it by then does it itself (carryOut).
+// new rows does, and two threads that one event wakes are in each other's way. Nor by the
+// one that reads them, who would wait for its processor. The write is wanted by the next
+// save, so the next step begins with this, or, if somebody still reads then, the last
+// reader ends with it; and a thread that needs the write by then does it itself (carryOut).
 func (c *Cache) handOver() {
 	if s := &c.job; s.stepHeld {
-		s.stepHeld, s.stepQueued = false, c.now()
+		s.stepHeld, s.stepDue, s.stepQueued = false, false, c.now()
 		c.wake(Committer)
+	}
+}
+
+// due hands a device step over unless somebody reads it.
+func (c *Cache) due() {
+	if s := &c.job; s.stepHeld {
+		if s.stepDue = true; c.running == 0 || c.steps.has(s.step) {
+			c.handOver()
+		}
 	}
 }
 

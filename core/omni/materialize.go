@@ -97,11 +97,11 @@ func (c *Cache) endRead(x *stepCtx) {
 	}
 	c.dropOverlays(x)
 	c.givePageBack(x)
-	if x.id == c.job.step {
+	c.steps.put(x)
+	if c.running--; c.running == 0 && c.job.stepDue {
 		c.handOver()
 	}
-	c.steps.put(x)
-	if c.running--; c.closed {
+	if c.closed {
 		c.wake(Callers) // Shutdown waits for this
 	}
 }

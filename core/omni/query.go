@@ -13,6 +13,7 @@ import (
 func (c *Cache) Inspect(id KeyID, slots []int64, states []SlotState, out unsafe.Pointer, outBytes int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.due()
 	k, err := c.key(id)
 	if err != nil {
 		return err

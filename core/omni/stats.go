@@ -101,10 +101,12 @@ type Stats struct {
 	PageBytes       int64 // gauge: of ReservedBytes, staging pages that rows from a device land on
 }
 
-// Stats returns the counters. It changes nothing.
+// Stats returns the counters. Like Inspect it changes nothing, but a step that waits to
+// be written does not wait beyond it: somebody may be looking for the end of that.
 func (c *Cache) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.due()
 	s := c.stats
 	s.LiveRequests = c.reqs.live
 	s.UnconsumedSteps = len(c.steps.open)
