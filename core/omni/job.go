@@ -290,5 +290,8 @@ func (c *Cache) carryOut(step uint64, landed bool) {
 		var err error
 		c.unlocked(func() { err = c.Run(&j) })
 		c.finishJob(&j, err)
+		if c.defs.qHead != none {
+			c.wake(Committer) // it may have looked meanwhile, and found a job running
+		}
 	}
 }
