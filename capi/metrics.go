@@ -80,32 +80,44 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 			return err
 		}
 		defer o.entry.leave()
+		if o.cache.Broken() {
+			return p.unusable(i, "omni", labels)
+		}
 		stats := o.stats()
 		if err := p.begin(i, "omni", labels); err != nil {
 			return err
 		}
+		p.add(mUsable, 1)
 		p.omni(&stats)
 	case kindContext:
 		x, err := enterContext(s.cache)
-		if err != nil {
+		if err != nil && err.Code != status.Internal {
 			return err
+		}
+		if err != nil {
+			return p.unusable(i, "context", labels)
 		}
 		metrics, stats, tenants := x.figures()
 		if err := p.begin(i, "context", labels); err != nil {
 			return err
 		}
+		p.add(mUsable, 1)
 		p.manager(&stats)
 		p.tenants(tenants)
 		p.coordinator(&metrics, &stats)
 	case kindManager:
 		m, err := enterManager(s.cache)
-		if err != nil {
+		if err != nil && err.Code != status.Internal {
 			return err
+		}
+		if err != nil {
+			return p.unusable(i, "context", labels)
 		}
 		stats, tenants := m.figures()
 		if err := p.begin(i, "context", labels); err != nil {
 			return err
 		}
+		p.add(mUsable, 1)
 		p.manager(&stats)
 		p.tenants(tenants)
 		p.wait("lock", stats.lock_waits, stats.lock_wait_nanoseconds)
@@ -113,6 +125,16 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 		return status.New(status.BadHandle, "sources[%d].cache: %#x, expected an omni cache, a coordinator or a page manager", i, uint64(s.cache))
 	}
 	return nil
+}
+
+// unusable is all that is told of a cache that an internal error left half-changed. Those
+// beside it are told of as ever.
+func (p *page) unusable(i int, kind string, labels []label) *status.Error {
+	err := p.begin(i, kind, labels)
+	if err == nil {
+		p.add(mUsable, 0)
+	}
+	return err
 }
 
 // figures is everything that is told of a coordinator; it has been entered.

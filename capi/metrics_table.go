@@ -15,6 +15,7 @@ const (
 	mWaits
 	mWaitSeconds
 	mPinnedBytes
+	mUsable
 
 	mOmniSteps
 	mOmniRows
@@ -95,6 +96,7 @@ var families = [numMetrics]family{
 	mWaits:            {"waits_total", counter, "Calls that had to wait, by cause."},
 	mWaitSeconds:      {"wait_seconds_total", counter, "Time that calls waited, by cause."},
 	mPinnedBytes:      {"pinned_bytes", gauge, "Page-locked host memory."},
+	mUsable:           {"usable", gauge, "1, and 0 for good once an internal error left the cache unusable: destroy it and create a new one."},
 
 	mOmniSteps:         {"steps_total", counter, "Steps by outcome."},
 	mOmniRows:          {"saved_rows_total", counter, "Rows saved, over all keys."},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 // panicObject is an object behind the C interface, with a call that it can be asked for
 // and a way to have that panic.
 type panicObject struct {
+	handle       uint64
 	lock, unlock func()
 	empty        func() (mend func())
 	call         func() status.Code
@@ -53,27 +55,27 @@ func panicObjects(t *testing.T) map[string]panicObject {
 	})
 	none := func() status.Code { return 0 }
 	return map[string]panicObject{
-		"manager": {m.mu.Lock, m.mu.Unlock,
+		"manager": {uint64(*manage), m.mu.Lock, m.mu.Unlock,
 			func() func() { was := m.m; m.m = nil; return func() { m.m = was } },
 			func() status.Code { return status.Code(pcgo_manager_flush(*manage, nil)) },
 			func() status.Code { return metricsOf(pcgo_metrics_text, uint64(*manage)) },
 			func() status.Code { return status.Code(pcgo_manager_destroy(manage)) }},
-		"table": {b.mu.Lock, b.mu.Unlock,
+		"table": {uint64(*table), b.mu.Lock, b.mu.Unlock,
 			func() func() { was := b.t; b.t = nil; return func() { b.t = was } },
 			func() status.Code { return status.Code(pcgo_table_check(*table)) },
 			nil,
 			func() status.Code { return status.Code(pcgo_table_destroy(table)) }},
-		"context": {x.mu.Lock, x.mu.Unlock,
+		"context": {uint64(*context), x.mu.Lock, x.mu.Unlock,
 			func() func() { was := x.c; x.c = nil; return func() { x.c = was } },
 			func() status.Code { return status.Code(pcgo_context_shutdown(*context, 0)) },
 			func() status.Code { return metricsOf(pcgo_metrics_text, uint64(*context)) },
 			func() status.Code { return status.Code(pcgo_context_destroy(context)) }},
-		"manager of the context": {x.mu.Lock, x.mu.Unlock,
+		"manager of the context": {uint64(*inside), x.mu.Lock, x.mu.Unlock,
 			func() func() { was := n.m; n.m = nil; return func() { n.m = was } },
 			func() status.Code { return status.Code(pcgo_manager_flush(*inside, nil)) },
 			func() status.Code { return metricsOf(pcgo_metrics_text, uint64(*inside)) },
 			none},
-		"table of the context": {u.mu.Lock, u.mu.Unlock,
+		"table of the context": {uint64(*used), u.mu.Lock, u.mu.Unlock,
 			func() func() { was := u.t; u.t = nil; return func() { u.t = was } },
 			func() status.Code { return status.Code(pcgo_table_check(*used)) },
 			nil,
@@ -83,9 +85,57 @@ func panicObjects(t *testing.T) map[string]panicObject {
 
 // metricsOf asks for the metrics of one object.
 func metricsOf[S, B any, N ~uint64, R ~int32](text func(*S, N, *B, N, *N) R, cache uint64) status.Code {
-	source, size := new(S), new(N)
-	*(*uint64)(unsafe.Pointer(source)) = cache
-	return status.Code(text(source, 1, nil, 0, size))
+	st, _ := metricsPage(text, cache)
+	return st
+}
+
+// metricsPage asks for the metrics of several.
+func metricsPage[S, B any, N ~uint64, R ~int32](text func(*S, N, *B, N, *N) R, caches ...uint64) (status.Code, string) {
+	sources, size := make([]S, len(caches)), new(N)
+	for i := range caches {
+		*(*uint64)(unsafe.Pointer(&sources[i])) = caches[i]
+	}
+	page := make([]byte, 1<<16)
+	st := text(&sources[0], N(len(sources)), (*B)(unsafe.Pointer(&page[0])), N(len(page)), size)
+	return status.Code(st), string(page[:*size])
+}
+
+// The metrics of a cache beside a broken one are told as ever.
+func TestTheMetricsOfABrokenCache(t *testing.T) {
+	for _, name := range []string{"manager", "manager of the context", "context"} {
+		t.Run(name, func(t *testing.T) {
+			objects := panicObjects(t)
+			cache := must[*omniCache](t)(newOmni(omni.Config{NumBlocks: 1, BlockSize: 4}))
+			h, refused := handles.add(kindOmni, cache)
+			if refused != nil {
+				t.Fatal(refused)
+			}
+			whole := uint64(h)
+			cache.entry = handles.at(h.index())
+			for _, usable := range []string{"1", "0"} {
+				st, page := metricsPage(pcgo_metrics_text, objects[name].handle, whole)
+				if st != 0 {
+					t.Fatalf("status %d", st)
+				}
+				for _, line := range []string{`usable{cache="context"} ` + usable, `usable{cache="omni"} 1`} {
+					if !strings.Contains(page, "\nprefixcache_"+line+"\n") {
+						t.Errorf("no %s among\n%s", line, page)
+					}
+				}
+				if told := strings.Contains(page, `records{cache="context"}`); told != (usable == "1") {
+					t.Errorf("usable %s: records are told of: %v", usable, told)
+				}
+				mend := objects[name].empty()
+				if st := objects[name].call(); st != status.Internal {
+					t.Fatalf("status %d, want %d", st, status.Internal)
+				}
+				mend()
+			}
+			if st := destroyed(pcgo_omni_destroy, whole); st != 0 {
+				t.Errorf("destroy: status %d", st)
+			}
+		})
+	}
 }
 
 // A call that panics leaves its object to nobody: not to later calls, and not to one that
@@ -248,8 +298,8 @@ func TestNobodyEntersAnOmniCacheAfterAPanic(t *testing.T) {
 					t.Fatal("there is no mark")
 				}
 			}
-			if st := metricsOf(pcgo_metrics_text, uint64(h)); st != status.Internal {
-				t.Errorf("metrics: status %d, want %d", st, status.Internal)
+			if st, page := metricsPage(pcgo_metrics_text, uint64(h)); st != 0 || !strings.Contains(page, `usable{cache="omni"} 0`) {
+				t.Errorf("metrics: status %d, %s", st, page)
 			}
 			if st := oneRow(pcgo_omni_save, uint64(h)); st != status.Internal {
 				t.Errorf("a save: status %d, want %d", st, status.Internal)

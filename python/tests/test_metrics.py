@@ -50,6 +50,7 @@ BELOW = {
     "result_buffer_bytes",
     "result_buffers_total",
     "build_info",
+    "usable",  # 0 in TestTheMetricsOfABrokenCache (capi/panic_test.go)
     "pinned_bytes",  # and the copies clone and d2h, the waits for landing and upload: device_tests
 }
 
