@@ -91,20 +91,29 @@ func (c *completion) begin(b *testing.B, hit bool) {
 // the step's rows being readable: new rows on another thread in Materialize, rows of a
 // hit in this very step there, and, of a step that nobody reads, all rows in the mirror.
 // One thread waits when the copy stream is let go. The kernel has to wake it, which is
-// most of the tail; ours-p50-ns and ours-p99-ns are the time from then on.
+// most of the tail; ours-p50-ns and ours-p99-ns are the time from then on. Bare is what
+// the machine takes by itself: a thread that waits for an event, with nothing behind it.
 func BenchmarkDeviceCompletion(b *testing.B) {
-	for _, what := range []string{"NewRows", "HitRows", "Mirror"} {
+	for _, what := range []string{"Bare", "NewRows", "HitRows", "Mirror"} {
 		b.Run(what, func(b *testing.B) {
 			c := newCompletion(b, 256, 64)
 			reads := c.reads
 			if what == "HitRows" {
 				reads = c.hits
 			}
+			dev := c.o.device.dev
+			bare := must[gpu.Event](b)(dev.NewEvent(0))
 			begin, returned := make(chan uint64), make(chan int64)
 			go func() {
 				runtime.LockOSThread() // ends with the goroutine
 				for id := range begin {
-					if err := c.o.cache.Materialize(id, reads); err != nil {
+					var err error
+					if what == "Bare" {
+						err = dev.Await(bare)
+					} else {
+						err = c.o.cache.Materialize(id, reads)
+					}
+					if err != nil {
 						b.Error(err)
 					}
 					returned <- gpu.Now()
@@ -116,9 +125,13 @@ func BenchmarkDeviceCompletion(b *testing.B) {
 				c.begin(b, what == "HitRows")
 				simcuda.Hold(stream)
 				id := c.save(b)
-				if what == "Mirror" {
+				switch what {
+				case "Mirror":
 					ok(b, c.o.cache.Discard(id)) // the committer alone waits
-				} else {
+				case "Bare":
+					ok(b, dev.Record(bare, c.o.device.copies))
+					fallthrough
+				default:
 					begin <- id
 				}
 				time.Sleep(200 * time.Microsecond) // everybody waits by then
@@ -127,6 +140,9 @@ func BenchmarkDeviceCompletion(b *testing.B) {
 				var end int64
 				if what != "Mirror" {
 					end = <-returned
+					if what == "Bare" {
+						ok(b, c.o.cache.Discard(id))
+					}
 					_ = c.o.cache.Stats() // asks for the write
 				}
 				if what != "HitRows" { // whoever reads hits of the step writes it
@@ -139,6 +155,7 @@ func BenchmarkDeviceCompletion(b *testing.B) {
 				ours = append(ours, time.Duration(end-simcuda.Woken()))
 			}
 			close(begin)
+			ok(b, dev.FreeEvent(bare))
 			report(b, "", times)
 			report(b, "ours-", ours)
 			c.end(b)
