@@ -120,8 +120,11 @@ func (m *Manager) publish(l *lease, c int32) PublishResult {
 		return m.again(l, i, c)
 	}
 	i = m.addRecord(p, 0)
-	m.records[i].setWay(l.cells[fresh:c])
-	l.published(i, c, m.records[i].id)
+	r := &m.records[i]
+	if c-fresh >= 2*shortenPages {
+		r.setWay(l.cells[fresh:c])
+	}
+	l.published(i, c, r.id)
 	if l.mode == Spec {
 		m.setDraft(i, l.draft[c-1])
 	}

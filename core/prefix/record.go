@@ -20,6 +20,8 @@ type record struct {
 	way                int32 // -1 = none
 }
 
+var blankRecord = record{above: -1, below: -1, tail: -1, recurrent: -1, partial: -1, draftLast: -1, live: true, way: -1}
+
 // shallower orders the records of one node: by block, then by exact length.
 func (r *record) shallower(o *record) bool {
 	return r.at < o.at || r.at == o.at && r.exact < o.exact
@@ -36,8 +38,9 @@ func (m *Manager) addRecord(p place, exact int32) int32 {
 	}
 	m.lastRecord++
 	m.recordCount++
-	m.records[i] = record{id: m.lastRecord, at: p.at, exact: exact, cell: p.cell, node: p.node,
-		above: -1, below: -1, tail: -1, recurrent: -1, partial: -1, draftLast: -1, live: true, way: -1}
+	r := &m.records[i]
+	*r = blankRecord // and then the fields in place: a literal is built beside it, and read back before it is all stored
+	r.id, r.at, r.exact, r.cell, r.node = m.lastRecord, p.at, exact, p.cell, p.node
 	m.byID.add(m.records, m.recordCount, i)
 	m.order.Add(i)
 	m.mark(i)

@@ -41,12 +41,11 @@ func (m *Manager) shorten(i int32, need int) bool {
 const shortenPages = 32
 
 // setWay notes a cell about half way of the new blocks at the end of a record, a power of
-// two of blocks before it: a first waypoint.
+// two of blocks before it: a first waypoint. A few blocks need none.
 func (r *record) setWay(cells []int32) {
-	if n := len(cells); n >= 2*shortenPages {
-		r.wayBack = uint8(bits.Len(uint(n))) - 2
-		r.way = cells[n-1<<r.wayBack]
-	}
+	n := len(cells)
+	r.wayBack = uint8(bits.Len(uint(n))) - 2
+	r.way = cells[n-1<<r.wayBack]
 }
 
 // waypoints are places on the path of one record, from its beginning on. The victim that
