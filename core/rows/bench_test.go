@@ -110,19 +110,6 @@ func (c *benchCase) run(b *testing.B, kernel string, f, plain func(slots []int64
 
 var benchWidths = []int64{64, 128, 200, 256, 512, 1000, 1024, 4096, 16384, 65536, 1 << 20}
 
-func BenchmarkScatter(b *testing.B) {
-	for _, w := range benchWidths {
-		c := newBenchCase(b, w, 1)
-		for _, k := range Kernels() {
-			c.run(b, k, func([]int64) { c.m.ScatterRuns(c.src, w, c.runs) }, func(slots []int64) {
-				for i, s := range slots {
-					copyPlain(c.m.Row(s), c.at(c.src, i), w)
-				}
-			})
-		}
-	}
-}
-
 // Bytes are counted once, though each is stored twice.
 func BenchmarkScatterTee(b *testing.B) {
 	for _, w := range benchWidths {

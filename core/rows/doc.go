@@ -9,7 +9,7 @@
 //	Mirror   the durable rows of one key: slots × rowBytes, without gaps
 //	Run      consecutive slots; AppendRuns makes runs from a slot array
 //	Span     consecutive rows that go to (or come from) consecutive slots
-//	kernels  Copy, CopyRows, Zero; Mirror.ScatterRuns, ScatterTee, GatherSpans
+//	kernels  Copy, CopyRows, Zero; Mirror.ScatterTee, GatherSpans
 //	Scan     finds bytes that are not zero, and makes none present
 //	Moves    the same, of which large ones are shared with the threads of a Crew
 //	Arena    recycled huge-page buffers (1 MiB and up) for results

@@ -181,6 +181,12 @@ func TestSelectedKernelIsTheOneThatRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer narrow.Free()
+	large, err := NewMirror(1, teeStreamBytes, MirrorOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer large.Free()
+	row := make([]byte, teeStreamBytes)
 	buf := make([]byte, 8*4096)
 	out := make([]byte, 8*4096)
 	slots := []int64{3, 9, 10, 11, 63, 0, 5, 20}
@@ -194,7 +200,7 @@ func TestSelectedKernelIsTheOneThatRuns(t *testing.T) {
 		if Kernel() != k.name {
 			t.Errorf("Kernel() is %q after selecting %q", Kernel(), k.name)
 		}
-		m.scatter(unsafe.Pointer(&buf[0]), 4096, slots)
+		large.scatter(unsafe.Pointer(&row[0]), teeStreamBytes, []int64{0})
 		m.ScatterTee(unsafe.Pointer(&buf[0]), 4096, slots, unsafe.Pointer(&out[0]))
 		m.gather(unsafe.Pointer(&out[0]), slots)
 		narrow.gather(unsafe.Pointer(&out[0]), slots)

@@ -46,14 +46,10 @@ func (l *lookahead) ask(i int) {
 	}
 }
 
-// The three ways to name slots, as a lookahead sees them.
+// The two ways to name slots, as a lookahead sees them.
 
 func (m *Mirror) aheadOfSlots(k *kernel, s []int64) lookahead {
 	return m.lookahead(k, unsafe.Pointer(unsafe.SliceData(s)), 8, len(s))
-}
-
-func (m *Mirror) aheadOfRuns(k *kernel, r []Run) lookahead {
-	return m.lookahead(k, unsafe.Pointer(unsafe.SliceData(r)), int64(unsafe.Sizeof(Run{})), len(r))
 }
 
 func (m *Mirror) aheadOfSpans(k *kernel, s []Span) lookahead {

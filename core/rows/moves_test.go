@@ -49,9 +49,10 @@ func randomSlots(r *rand.Rand, n int, limit int64) []int64 {
 	return s
 }
 
-// scatter and gather are for tests that name single slots and want no tee.
+// scatter and gather are for tests that name single slots and look at no tee.
 func (m *Mirror) scatter(src unsafe.Pointer, stride int64, slots []int64) {
-	m.ScatterRuns(src, stride, AppendRuns(nil, slots))
+	tee := make([]byte, int64(len(slots))*m.rowBytes)
+	m.ScatterTee(src, stride, slots, unsafe.Pointer(unsafe.SliceData(tee)))
 }
 
 func (m *Mirror) gather(dst unsafe.Pointer, slots []int64) {
@@ -78,19 +79,12 @@ func checkMoves(r *rand.Rand, slots int64, row, rounds, most int) error {
 		fill(r, src.body)
 		tee := newGuarded(n*row, r.Intn(64))
 		wantTee := bytes.Clone(tee.body)
-		withTee := r.Intn(2) == 0
-		what := fmt.Sprintf("kernel %s row %d stride %d n %d tee %v", Kernel(), row, stride, n, withTee)
-		if withTee {
-			m.ScatterTee(src.ptr(), int64(stride), ids, tee.ptr())
-		} else {
-			m.ScatterRuns(src.ptr(), int64(stride), AppendRuns(nil, ids))
-		}
+		what := fmt.Sprintf("kernel %s row %d stride %d n %d", Kernel(), row, stride, n)
+		m.ScatterTee(src.ptr(), int64(stride), ids, tee.ptr())
 		for _, mv := range expand(spans) {
 			b := src.body[int(mv.row)*stride:][:row]
 			ref.rows[mv.slot] = bytes.Clone(b)
-			if withTee {
-				copy(wantTee[int(mv.row)*row:], b)
-			}
+			copy(wantTee[int(mv.row)*row:], b)
 		}
 		if !bytes.Equal(tee.body, wantTee) || !tee.intact() || !src.intact() {
 			return fmt.Errorf("scatter %s: wrong tee", what)
@@ -282,11 +276,8 @@ func TestMovesDoNotAllocate(t *testing.T) {
 	defer m.Free()
 	a, b := mustReserve(t, 16*4096, MemoryOptions{}).Base(), mustReserve(t, 16*4096, MemoryOptions{}).Base()
 	slots := []int64{1, 2, 3, 9, 8, 60, 61, 5, 12, 30, 31, 32, 33, 0, 40, 41}
-	var runs []Run
 	spans := appendSpans(nil, 0, slots)
 	if n := testing.AllocsPerRun(20, func() {
-		runs = AppendRuns(runs[:0], slots)
-		m.ScatterRuns(a, 4096, runs)
 		m.ScatterTee(a, 4096, slots, b)
 		m.GatherSpans(b, spans)
 		CopyRows(a, 4096, b, 4096, 4096, 16)

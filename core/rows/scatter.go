@@ -35,7 +35,7 @@ const (
 type sink struct {
 	m        *Mirror
 	k        *kernel
-	src, tee unsafe.Pointer // of row 0; tee is nil for a plain scatter
+	src, tee unsafe.Pointer // of row 0
 	stride   int64          // of the source, bytes
 	row      int64          // bytes of a row
 	joined   bool           // the source has no gaps: neighbours are one move
@@ -43,11 +43,11 @@ type sink struct {
 	streamed bool           // a fence is due
 }
 
-// sink starts a scatter of rows rows; the number counts only where there is a tee.
+// sink starts a scatter of rows rows.
 func (m *Mirror) sink(src unsafe.Pointer, stride int64, tee unsafe.Pointer, rows int64) sink {
 	return sink{
 		m: m, k: active.Load(), src: src, tee: tee, stride: stride, row: m.rowBytes,
-		joined: stride == m.rowBytes, large: tee != nil && rows*m.rowBytes >= teeStreamBytes,
+		joined: stride == m.rowBytes, large: rows*m.rowBytes >= teeStreamBytes,
 	}
 }
 
@@ -56,9 +56,7 @@ func (m *Mirror) sink(src unsafe.Pointer, stride int64, tee unsafe.Pointer, rows
 // of them would leave room for fewer in flight.
 func (s *sink) short(i, slot, n int64) {
 	copyPlain(s.m.Row(slot), unsafe.Add(s.src, i*s.row), n)
-	if s.tee != nil {
-		copyPlain(unsafe.Add(s.tee, i*s.row), unsafe.Add(s.src, i*s.row), n)
-	}
+	copyPlain(unsafe.Add(s.tee, i*s.row), unsafe.Add(s.src, i*s.row), n)
 }
 
 // put moves n rows, from source row i on, to the slots from slot on.
@@ -76,21 +74,12 @@ func (s *sink) put(i, slot, n int64) {
 // Addresses are made from offsets: one past the end, which advancing pointers
 // would reach, may belong to another object of a Go caller.
 func (s *sink) move(i, slot, n int64) {
-	dst, src, tee := s.m.Row(slot), unsafe.Add(s.src, i*s.stride), s.tee
-	if tee != nil {
-		tee = unsafe.Add(tee, i*s.row)
-	}
+	dst, src, tee := s.m.Row(slot), unsafe.Add(s.src, i*s.stride), unsafe.Add(s.tee, i*s.row)
 	switch {
 	case !streams(n):
 		copyPlain(dst, src, n)
-		if tee != nil {
-			copyPlain(tee, src, n)
-		}
+		copyPlain(tee, src, n)
 		return
-	case tee == nil:
-		for o := int64(0); o < n; o += pieceBytes {
-			s.k.stream(unsafe.Add(dst, o), unsafe.Add(src, o), min(n-o, pieceBytes))
-		}
 	case s.large:
 		for o := int64(0); o < n; o += teePiece {
 			piece := min(n-o, teePiece)
@@ -132,32 +121,6 @@ func (s *sink) slots(slots []int64) {
 		i = j
 	}
 	s.done()
-}
-
-func (s *sink) runs(runs []Run) {
-	l := s.m.aheadOfRuns(s.k, runs)
-	var at int64
-	for i, r := range runs {
-		if n := r.Len * s.row; s.joined && !streams(n) {
-			if l.due(i) {
-				l.ask(i)
-			}
-			s.short(at, r.Slot, n)
-		} else {
-			s.put(at, r.Slot, r.Len)
-		}
-		at += r.Len
-	}
-	s.done()
-}
-
-// ScatterRuns writes the rows of the source, in order, to the slots of runs.
-// Source rows are srcStride bytes apart; 0 repeats one row. Neighbouring slots are
-// moved in one piece when the source is contiguous too. The stores bypass the
-// cache: a row just produced is read back much later, if at all.
-func (m *Mirror) ScatterRuns(src unsafe.Pointer, srcStride int64, runs []Run) {
-	s := m.sink(src, srcStride, nil, 0)
-	s.runs(runs)
 }
 
 // ScatterTee writes row i of the source to slots[i] and to tee + i × RowBytes, from
