@@ -177,7 +177,7 @@ func (c *checker) subtree(id int32, indexed, attached *int) {
 				c.fail("nodes %d and %d are the same block (C-22)", k, o)
 			}
 		}
-		if m.table.slot[m.table.find(k, y.hash)].hash != y.hash {
+		if at, ok := m.table.find(k, y.hash); !ok || m.table.slot[at].hash != y.hash {
 			c.fail("node %d is not in the table", k)
 		}
 		c.subtree(k, indexed, attached)

@@ -1,5 +1,7 @@
 package prefix
 
+import "fmt"
+
 // recordIndex finds records by id: open addressing over record numbers, kept at most
 // half full. Only queries name records by id, so it is made by the first of them, and a
 // host that never asks pays a comparison.
@@ -66,6 +68,9 @@ func (x *recordIndex) remove(records []record, i int32) {
 	mask := uint64(len(x.slot) - 1)
 	hole := x.home(records[i].id)
 	for x.slot[hole] != i+1 {
+		if x.slot[hole] == 0 {
+			panic(fmt.Sprintf("prefix: record %d is not in the index", records[i].id))
+		}
 		hole = (hole + 1) & mask
 	}
 	for at := hole; ; {

@@ -1,5 +1,7 @@
 package prefix
 
+import "fmt"
+
 // table maps (parent node, first block) to a child node: open addressing with
 // linear probing, and backward-shift deletion, so that a table that churns for
 // days needs no rebuild. The hash lies beside the id: an entry in the way costs
@@ -52,21 +54,34 @@ func (t *table) place(s tableSlot) {
 	t.slot[i] = s
 }
 
-// find returns the slot of a node that is in the table.
-func (t *table) find(id int32, hash uint32) uint32 {
+// find returns the slot of a node, if it is in the table.
+func (t *table) find(id int32, hash uint32) (i uint32, ok bool) {
 	i, mask := t.home(hash)
 	for t.slot[i].node != id {
+		if t.slot[i].node < 0 {
+			return i, false
+		}
 		i = (i + 1) & mask
+	}
+	return i, true
+}
+
+// must returns the slot of a node that is in the table: a search that went on for ever
+// would hold the lock of a server's cache.
+func (t *table) must(id int32, hash uint32) uint32 {
+	i, ok := t.find(id, hash)
+	if !ok {
+		panic(fmt.Sprintf("prefix: node %d is not in the table", id))
 	}
 	return i
 }
 
 // replace renames an entry in place: the upper half of a split keeps the hash
 // of the node it was cut from.
-func (t *table) replace(old, new int32, hash uint32) { t.slot[t.find(old, hash)].node = new }
+func (t *table) replace(old, new int32, hash uint32) { t.slot[t.must(old, hash)].node = new }
 
 func (t *table) remove(id int32, hash uint32) {
-	hole := t.find(id, hash)
+	hole := t.must(id, hash)
 	// Close the hole with a later entry of the same cluster, and go on from there,
 	// until an empty slot ends the cluster: no tombstones are left behind.
 	for i, mask := hole, uint32(len(t.slot)-1); ; {
