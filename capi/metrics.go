@@ -81,7 +81,7 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 		}
 		defer o.entry.leave()
 		if o.cache.Broken() {
-			return p.unusable(i, "omni", labels)
+			return p.refused(leftBroken(kindOmni, "cache"), i, "omni", labels)
 		}
 		stats := o.stats()
 		if err := p.begin(i, "omni", labels); err != nil {
@@ -91,11 +91,8 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 		p.omni(&stats)
 	case kindContext:
 		x, err := enterContext(s.cache)
-		if err != nil && err.Code != status.Internal {
-			return err
-		}
 		if err != nil {
-			return p.unusable(i, "context", labels)
+			return p.refused(err, i, "context", labels)
 		}
 		metrics, stats, tenants := x.figures()
 		if err := p.begin(i, "context", labels); err != nil {
@@ -107,11 +104,8 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 		p.coordinator(&metrics, &stats)
 	case kindManager:
 		m, err := enterManager(s.cache)
-		if err != nil && err.Code != status.Internal {
-			return err
-		}
 		if err != nil {
-			return p.unusable(i, "context", labels)
+			return p.refused(err, i, "context", labels)
 		}
 		stats, tenants := m.figures()
 		if err := p.begin(i, "context", labels); err != nil {
@@ -127,9 +121,12 @@ func (p *page) source(i int, s *C.pc_metrics_source) *status.Error {
 	return nil
 }
 
-// unusable is all that is told of a cache that an internal error left half-changed. Those
-// beside it are told of as ever.
-func (p *page) unusable(i int, kind string, labels []label) *status.Error {
+// refused tells of a cache that could not be entered because an internal error left it
+// half-changed: one gauge and no more, and those beside it are told of as ever.
+func (p *page) refused(why *status.Error, i int, kind string, labels []label) *status.Error {
+	if why.Code != status.Internal {
+		return why
+	}
 	err := p.begin(i, kind, labels)
 	if err == nil {
 		p.add(mUsable, 0)
