@@ -116,7 +116,7 @@ constexpr int64_t kPrompt = 1024;  // tokens of a prompt on average
 constexpr int64_t kAnswer = 160;
 
 // docs/sizing.md, in bytes.
-constexpr double kLink = 4;           // of a block, beside its tokens
+constexpr double kIds = 10;           // of a block, beside its tokens
 constexpr double kRecord = 380;       // of a record and the run of blocks that it ends
 constexpr double kLease = 950;        // of a live request
 constexpr double kLeaseBlock = 4.5;   // of a block that it holds
@@ -259,7 +259,7 @@ class Server {
 
     /// docs/sizing.md.
     double formula() const {
-        double bytes = static_cast<double>(mSize.blocks) * (4 * mSize.page + kLink) +
+        double bytes = static_cast<double>(mSize.blocks) * (4 * mSize.page + kIds) +
                        static_cast<double>(mCache.stats().records) * kRecord + kRuntime;
         for (auto const& r : mLive) {
             if (r.lease != 0) {

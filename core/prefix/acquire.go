@@ -155,15 +155,13 @@ func (m *Manager) fill(i int32, req *AcquireRequest, f *found) {
 	l, pl := &m.leases[i], &f.plan
 	keep := f.bound.at
 	pages := (f.n + m.cfg.PageTokens - 1) / m.cfg.PageTokens
+	m.takeCells(l, pages-int(keep))
 	at := int(keep) * m.content.width
-	words, filled := f.src.words[at:], 0
-	if f.src.media == nil {
-		filled = m.takeCells(l, pages-int(keep), words)
-		m.write(l, at+filled, words[filled:], nil)
-	} else {
-		m.takeCells(l, pages-int(keep), nil)
-		m.write(l, at, words, f.src.media[at:])
+	media := f.src.media
+	if media != nil {
+		media = media[at:]
 	}
+	m.write(l, at, f.src.words[at:], media)
 	l.history = f.n
 	if n := pl.Demand[DraftPages]; n > 0 {
 		m.takeDraft(l, n)
@@ -221,7 +219,7 @@ func (m *Manager) inactive(p place) (pages int) {
 func (m *Manager) pinFound(l *lease, f *found) {
 	if keep := f.bound.at; keep > 0 {
 		if x := &m.nodes[f.bound.node]; keep < x.end {
-			f.bound.node = m.split(f.bound.node, keep, l.cells[keep-1])
+			f.bound.node = m.split(f.bound.node, keep)
 		}
 		m.pinPath(l, f.bound)
 	}
@@ -259,7 +257,7 @@ func (m *Manager) Grow(id LeaseID, base, draft int) (bool, error) {
 		m.evictFor(Demand{base, draft}, -1)
 		m.endCause()
 	}
-	m.takeCells(l, base, nil)
+	m.takeCells(l, base)
 	if draft > 0 {
 		m.takeDraft(l, draft)
 	}
@@ -287,7 +285,7 @@ func (m *Manager) Append(id LeaseID, tokens []int32) error {
 	}
 	if !l.attention {
 		p := m.cfg.PageTokens
-		m.takeCells(l, max(0, (l.history+len(tokens)+p-1)/p-len(l.cells)), nil)
+		m.takeCells(l, max(0, (l.history+len(tokens)+p-1)/p-len(l.cells)))
 	}
 	at := l.history
 	l.history += len(tokens)

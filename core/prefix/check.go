@@ -11,8 +11,8 @@ import (
 // the whole state. The error names the first thing that is wrong.
 func (m *Manager) Check() error {
 	c := checker{m: m, pageOwner: make([]int32, m.cfg.BasePages), pins: make([]int32, len(m.nodes)),
-		cached: make([]int32, len(m.content.next))}
-	steps := []func(){c.records, c.index, c.leases, c.basePool, c.draftPool, c.slots, c.tenants, c.zero, c.byID, c.empty}
+		cached: make([]int32, m.content.count())}
+	steps := []func(){c.records, c.index, c.leases, c.lists, c.basePool, c.draftPool, c.slots, c.tenants, c.zero, c.byID, c.empty}
 	for _, step := range steps {
 		if step(); c.err != nil {
 			return c.err
@@ -56,20 +56,17 @@ func m32(n int) int32 { return int32(n) }
 // walk visits the cells of a node.
 func (c *checker) walk(id int32, visit func(block, cell int32)) {
 	x := &c.m.nodes[id]
-	cell := x.first
-	for b := x.start; b < x.end; b++ {
-		visit(b, cell)
-		if b == x.end-1 && cell != x.last {
-			c.fail("node %d ends in cell %d, says %d", id, cell, x.last)
-		}
-		if b < x.end-1 {
-			cell = c.m.content.next[cell]
-		}
+	if room := x.list.room(); x.end-x.start > room {
+		c.fail("node %d has %d blocks and room for %d", id, x.end-x.start, room)
+		return
+	}
+	for i, cell := range c.m.cells(x) {
+		visit(x.start+int32(i), cell)
 	}
 }
 
-// records checks order, limit, node lists and that an endpoint's cell is the one
-// the index has for its last block (C-67 with the index check below).
+// records checks order, limit, and that an endpoint is in its node (C-67 with the index
+// check below).
 func (c *checker) records() {
 	m := c.m
 	n, seen, entries := 0, map[uint64]bool{}, 0
@@ -139,21 +136,11 @@ func (c *checker) subtree(id int32, indexed, attached *int) {
 	if !x.shadow {
 		*indexed += int(x.end - x.start)
 	}
-	at := map[int32]int32{}
-	c.walk(id, func(b, cell int32) {
-		c.use(cell, 1)
-		at[b] = cell
-	})
+	c.walk(id, func(_, cell int32) { c.use(cell, 1) })
 	for r, below := x.deep, int32(-1); r >= 0 && c.err == nil; r, below = m.records[r].above, r {
 		k := &m.records[r]
 		if k.node != id || k.below != below || below >= 0 && m.records[below].shallower(k) {
 			c.fail("list of node %d is broken at record %d", id, k.id)
-		}
-		if k.at > 0 && at[k.at-1] != k.cell {
-			c.fail("record %d ends in cell %d, the index has %d (C-67)", k.id, k.cell, at[k.at-1])
-		}
-		if block := k.at - 1<<k.wayBack; k.way >= 0 && block >= x.start && at[block] != k.way {
-			c.fail("record %d notes cell %d for block %d, the index has %d", k.id, k.way, block, at[block])
 		}
 	}
 	if x.draft != m.newestDraft(id) && !x.isRoot() {
@@ -169,11 +156,11 @@ func (c *checker) subtree(id int32, indexed, attached *int) {
 			c.fail("child %d of node %d is malformed", k, id)
 			return
 		}
-		if h := m.content.hashCell(id, y.first); h != y.hash {
+		if h := m.content.hashCell(id, m.first(y)); h != y.hash {
 			c.fail("hash of node %d is not that of its first block", k)
 		}
 		for o := y.sibling; o >= 0; o = m.nodes[o].sibling {
-			if m.nodes[o].hash == y.hash && m.content.equalCells(m.nodes[o].first, y.first) {
+			if m.nodes[o].hash == y.hash && m.content.equalCells(m.first(&m.nodes[o]), m.first(y)) {
 				c.fail("nodes %d and %d are the same block (C-22)", k, o)
 			}
 		}
@@ -204,13 +191,8 @@ func (c *checker) leases() {
 			}
 			end = s.end
 			if s.bottom < 0 {
-				cell := l.cells[s.start]
-				for b := s.start; b < s.end; b++ {
-					if l.cells[b] != cell {
-						c.fail("lease %d: private cell %d at block %d, the chain has %d", i, l.cells[b], b, cell)
-					}
+				for _, cell := range l.cells[s.start:s.end] {
 					c.use(cell, 3)
-					cell = m.content.next[cell]
 				}
 				continue
 			}

@@ -13,15 +13,11 @@ func (c *checker) basePool() {
 	if active != m.base.active {
 		c.fail("%d base pages active, counted %d (C-68)", m.base.active, active)
 	}
-	for _, f := range [...]chain{m.base.free, m.content.spare} {
-		cell := f.first
-		for k := range f.n {
-			c.use(cell, 4)
-			if k == f.n-1 && cell != f.last {
-				c.fail("a free list ends in %d, says %d", cell, f.last)
-			}
-			cell = m.content.next[cell]
-		}
+	for cell := range m.base.free.all() {
+		c.use(cell, 4)
+	}
+	for _, cell := range m.content.spare {
+		c.use(cell, 4)
 	}
 	for cell, use := range c.cached {
 		if use == 0 {
@@ -30,6 +26,34 @@ func (c *checker) basePool() {
 		if cell < m.cfg.BasePages && c.pageOwner[cell] > 0 && use == 4 {
 			c.fail("page %d is free and in use (C-16)", cell)
 		}
+	}
+}
+
+// lists: every array of cells is a node's or free, once, and none is lost.
+func (c *checker) lists() {
+	l := &c.m.lists
+	taken := make([]bool, len(l.ids))
+	count := 0
+	note := func(a list) {
+		if a.size > 0 && (int(a.end()) > len(l.ids) || taken[a.at]) {
+			c.fail("list of %d cells at %d is beyond the %d there are, or there twice", a.room(), a.at, len(l.ids))
+			return
+		}
+		for i := a.at; i < a.end(); i++ {
+			taken[i] = true
+			count++
+		}
+	}
+	for i := range c.m.nodes {
+		note(c.m.nodes[i].list)
+	}
+	for size := range l.free {
+		for next := l.free[size]; next > 0 && c.err == nil; next = uint32(l.ids[next-1]) {
+			note(list{next - 1, uint8(size)})
+		}
+	}
+	if count != len(l.ids) {
+		c.fail("%d of %d places for cells are in a list or free", count, len(l.ids))
 	}
 }
 
@@ -61,10 +85,8 @@ func (c *checker) draftPool() {
 			up(marks, p)
 		}
 	}
-	page := d.free.first
-	for range d.free.n {
+	for page := range d.free.all() {
 		free[page] = true
-		page = d.next[page]
 	}
 	active := 0
 	for p := range owners {
@@ -137,7 +159,7 @@ func (c *checker) empty() {
 			c.fail("no lease and no record, but %d of %d %s slots are free (C-71)", m.Free(pool), m.Capacity(pool), pool)
 		}
 	}
-	if m.content.spare.n != m.content.shadows || m.Nodes() > 0 {
-		c.fail("no lease and no record, but %d nodes and %d of %d shadow cells are left", m.Nodes(), m.content.shadows-m.content.spare.n, m.content.shadows)
+	if shadows := int(m.content.count() - m.content.base); len(m.content.spare) != shadows || m.Nodes() > 0 {
+		c.fail("no lease and no record, but %d nodes and %d of %d shadow cells are left", m.Nodes(), shadows-len(m.content.spare), shadows)
 	}
 }

@@ -53,7 +53,7 @@ type Config struct {
 	Order Order
 }
 
-const maxCapacity = 1<<30 - 1 // page ids and their doubles fit int32
+const maxCapacity = 1<<30 - 1 // page ids and their doubles fit int32, and where a list is uint32
 
 func (c *Config) check() error {
 	if c.PageTokens <= 0 || c.PageTokens > 1<<20 {
@@ -96,7 +96,7 @@ func (c *Config) cellWords() int {
 	return c.PageTokens
 }
 
-// tableBytes is what New takes of the Go heap: the links and counts of all pools.
+// tableBytes is what New takes of the Go heap: the free lists and counts of all pools, and the lists of nodes.
 func (c *Config) tableBytes() int64 {
-	return 4*int64(c.BasePages) + 16*int64(c.DraftPages) + 12*int64(c.RecurrentSlots+c.PartialSlots)
+	return (4+4*idsPerPage)*int64(c.BasePages) + 16*int64(c.DraftPages) + 12*int64(c.RecurrentSlots+c.PartialSlots)
 }

@@ -15,9 +15,8 @@
 // # One tree
 //
 // Everything cached is one path-compressed tree for each realm. A node is a run
-// of blocks; its tokens lie at slab[page·P] and its pages are a chain through one
-// links array, the same one that the free list uses. So split, grow, trim and free
-// are O(1), and whoever holds a node id keeps it across splits: the new node takes
+// of blocks; its tokens lie at slab[page·P] and its pages are an array of ids, four bytes
+// for each (lists.go). Whoever holds a node id keeps it across splits: the new node takes
 // the upper half.
 //
 //	root ── [blocks 0..4) ──┬── [4..9)  ● record 7 (9 blocks)
@@ -44,7 +43,7 @@
 // # Leases
 //
 // A lease is a list of cells (one for each block it holds) in segments: runs of
-// pinned nodes, and private chains. It remembers how far its sequence is in the
+// pinned nodes, and private cells. It remembers how far its sequence is in the
 // index, so nothing that matched or was published is looked at again.
 //
 //	Acquire ─► live ─┬─ Append, Grow, Publish, Reserve, PublishHybrid, Retire, ReleaseRestored ─┐
@@ -61,7 +60,7 @@
 //
 // # Invariants (Check verifies them; the tests call it after every operation)
 //
-//   - A page is in exactly one place: free list, private chain, or one node.
+//   - A page is in exactly one place: free list, private, or one node.
 //   - The index is prefix-closed; every leaf ends in a record (C-67, C-69).
 //   - Children of a node differ in their first block (C-22).
 //   - Pins of a node = leases whose segments contain it (C-68).

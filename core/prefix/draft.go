@@ -1,5 +1,7 @@
 package prefix
 
+import "slices"
+
 // draftPool is the pool of draft pages, and the forest they form.
 //
 // Draft pages are never made canonical block by block (C-27): a lease binds the
@@ -14,6 +16,7 @@ type draftPool struct {
 	prev   []int32
 	owners []int32 // leases that end here + active children
 	marks  []int32 // records that end here + cached children
+	gone   []int32 // scratch
 }
 
 func newDraftPool(size int) draftPool {
@@ -70,7 +73,7 @@ func (d *draftPool) unmark(page int32) (freed int) { return d.leave(page, d.mark
 // leave takes one path end away from count, and frees the pages that have
 // neither count left, lowest block first (C-17).
 func (d *draftPool) leave(page int32, count []int32, owner bool) (freed int) {
-	var gone chain
+	gone := d.gone[:0]
 	for ; page >= 0; page = d.prev[page] {
 		count[page]--
 		if count[page] > 0 {
@@ -82,13 +85,12 @@ func (d *draftPool) leave(page int32, count []int32, owner bool) (freed int) {
 		if d.owners[page]|d.marks[page] != 0 {
 			continue
 		}
-		// The pages freed so far hang below this one.
-		one := chain{page, page, 1}
-		one.join(d.next, gone)
-		gone = one
+		gone = append(gone, page) // the pages before it hang below this one
 	}
-	d.put(gone)
-	return gone.n
+	slices.Reverse(gone)
+	d.free.put(gone)
+	d.gone = gone
+	return len(gone)
 }
 
 // fillDraft copies the first n draft pages of a record into out[:n].
@@ -176,5 +178,5 @@ func (m *Manager) longestDraft(p place) (place, int32) {
 		p.at = min(p.at, reach)
 		return p, m.newestDraftFrom(p.node, p.at)
 	}
-	return place{node: p.node, cell: -1}, -1
+	return place{node: p.node}, -1
 }

@@ -60,10 +60,8 @@ func (m *Manager) dumpNode(b *strings.Builder, id int32, depth int) {
 	x := &m.nodes[id]
 	if !x.isRoot() || x.deep >= 0 {
 		fmt.Fprintf(b, "%*sblocks [%d, %d) pins %d cells", 2*depth, "", x.start, x.end, x.pins)
-		cell := x.first
-		for blk := x.start; blk < x.end; blk++ {
+		for _, cell := range m.cells(x) {
 			fmt.Fprintf(b, " %d", cell)
-			cell = m.content.next[cell]
 		}
 		for r := x.deep; r >= 0; r = m.records[r].above {
 			k := &m.records[r]

@@ -1,6 +1,10 @@
 package prefix
 
-import "libprefixcache/core/status"
+import (
+	"slices"
+
+	"libprefixcache/core/status"
+)
 
 // fitsNow says whether a demand can be met from the free lists alone (C-40).
 func (m *Manager) fitsNow(d *Demand) bool {
@@ -54,12 +58,20 @@ func (m *Manager) evict(i int32) {
 	m.recordFree = append(m.recordFree, i)
 }
 
+// goneCells are the first n cells at a list that is given back with them, or the tail of
+// one that stays with its node.
+type goneCells struct {
+	list list
+	n    int32
+}
+
 // trim takes everything out of the index that no record covers any more, from
 // node id towards the root, and frees what no lease owns (C-16). It returns the
 // number of pages freed.
 func (m *Manager) trim(id int32) int {
-	var gone chain // ascending, like the record listed them (C-17)
+	gone := m.gone[:0]
 	var shadow bool
+	owned, ownedFrom := int32(-1), int32(0)
 	realm := m.nodes[id].realm
 	for {
 		x := &m.nodes[id]
@@ -68,9 +80,9 @@ func (m *Manager) trim(id int32) int {
 		}
 		// A leaf is covered as far as its deepest record. Deeper nodes are gone by
 		// now, so what one record dies of is looked at once, from its end upwards.
-		keep, cell := x.start, int32(-1)
+		keep := x.start
 		if x.deep >= 0 {
-			keep, cell = m.records[x.deep].at, m.records[x.deep].cell
+			keep = m.records[x.deep].at
 		}
 		if keep == x.end {
 			break
@@ -78,25 +90,21 @@ func (m *Manager) trim(id int32) int {
 		up, part := x.parent, keep > x.start
 		shadow = x.shadow
 		switch {
-		case part && x.pins > 0: // the rest lives on with its owners
-			m.split(id, keep, cell)
-			m.detach(id)
+		case part && x.pins > 0:
+			owned, ownedFrom = id, keep
 		case part:
-			tail := chain{m.content.next[cell], x.last, int(x.end - keep)}
+			gone = append(gone, goneCells{list{at: x.list.at + uint32(keep-x.start)}, x.end - keep})
 			if !shadow {
-				m.indexed -= tail.n
+				m.indexed -= int(x.end - keep)
 			}
-			tail.join(m.content.next, gone)
-			gone = tail
-			x.last, x.end = cell, keep
+			x.end = keep
 			x.gen++ // places behind keep mean nothing any more
 		case x.pins > 0: // unmapped although active (C-65)
 			m.detach(id)
 		default:
 			m.detach(id)
-			all := chain{x.first, x.last, int(x.end - x.start)}
-			all.join(m.content.next, gone)
-			gone = all
+			gone = append(gone, goneCells{x.list, x.end - x.start})
+			x.list = list{}
 			m.freeNode(id)
 		}
 		if part {
@@ -104,9 +112,19 @@ func (m *Manager) trim(id int32) int {
 		}
 		id = up
 	}
-	m.freeCells(gone, shadow)
+	freed := 0
+	for _, g := range slices.Backward(gone) { // ascending, like the record listed them (C-17)
+		m.freeCells(m.lists.ids[g.list.at:g.list.at+uint32(g.n)], shadow)
+		m.lists.put(g.list)
+		freed += int(g.n)
+	}
+	m.gone = gone
+	if owned >= 0 { // the rest lives on with its owners
+		m.split(owned, ownedFrom)
+		m.detach(owned)
+	}
 	if !shadow {
-		m.charge(realm, -gone.n, 0)
+		m.charge(realm, -freed, 0)
 	}
 	if m.realms[realm].leases == 0 {
 		m.closeRealm(realm)
@@ -114,7 +132,7 @@ func (m *Manager) trim(id int32) int {
 	if shadow {
 		return 0
 	}
-	return gone.n
+	return freed
 }
 
 // enforceLimit evicts records that were there before keep until the limit holds.

@@ -25,11 +25,10 @@ func must[T any](tb testing.TB, v T, err error) T {
 // scattered makes a manager whose free list is in random order.
 func scattered(tb testing.TB, page, pages int) *Manager {
 	m := fresh(tb, Config{PageTokens: page, BasePages: pages, MaxRecords: DefaultMaxRecords})
-	order := rand.New(rand.NewPCG(1, 2)).Perm(pages)
-	for i, p := range order[:pages-1] {
-		m.base.next[p] = int32(order[i+1])
-	}
-	m.base.free = chain{int32(order[0]), int32(order[pages-1]), pages}
+	rand.New(rand.NewPCG(1, 2)).Shuffle(pages, func(i, j int) {
+		q := m.base.free.ring
+		q[i], q[j] = q[j], q[i]
+	})
 	return m
 }
 

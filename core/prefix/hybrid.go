@@ -156,7 +156,7 @@ func (m *Manager) PublishHybridKeys(id LeaseID, first int, keys []Hash128, at Ch
 	}
 	// A pure recurrent lease has no pages to run out of; its content grows here.
 	if !l.attention {
-		m.takeCells(l, max(0, c-len(l.cells)), nil)
+		m.takeCells(l, max(0, c-len(l.cells)))
 	}
 	if err := m.settleKeys(l, first, keys, int32(c)); err != nil {
 		return PublishResult{}, err
@@ -193,7 +193,7 @@ func (m *Manager) publishHybrid(l *lease, length int, slots Reservation, digest 
 	// the page it is in belongs to the producer, who goes on writing to it.
 	tail := int32(-1)
 	if length%p != 0 {
-		tail = m.takeShadow()
+		tail = m.content.takeShadow()
 		m.fillTail(l, tail, c, length%p, digest)
 	}
 	at, _ := m.index(l, c)
@@ -228,12 +228,4 @@ func (m *Manager) fillTail(l *lease, tail, c int32, n int, digest *Hash128) {
 	m.content.copyMedia(tail, l.cells[c], n)
 }
 
-// takeShadow and putShadowCell keep the page pool's view of the links in step:
-// pages and shadow cells are linked through one array, which grows with the latter.
-func (m *Manager) takeShadow() int32 {
-	c := m.content.takeShadow()
-	m.base.next = m.content.next
-	return c
-}
-
-func (m *Manager) putShadowCell(c int32) { m.freeCells(chain{c, c, 1}, true) }
+func (m *Manager) putShadowCell(c int32) { m.freeCells([]int32{c}, true) }

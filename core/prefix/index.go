@@ -16,7 +16,6 @@ func (m *Manager) index(l *lease, c int32) (end place, fresh int32) {
 		// Asked for less than is known to be there: only the end moves.
 		p.at = c
 		m.climb(&p)
-		p.cell = m.cellAt(l, p)
 		return p, c
 	}
 	l.settled = max(l.settled, c)
@@ -57,7 +56,7 @@ func (m *Manager) anchor(l *lease) place {
 		for n := s.bottom; ; n = m.nodes[n].up {
 			x := &m.nodes[n]
 			if x.attached {
-				return place{n, x.end, x.last, x.gen}
+				return place{n, x.end, x.gen}
 			}
 			if x.start <= s.start {
 				break
@@ -67,50 +66,12 @@ func (m *Manager) anchor(l *lease) place {
 	return m.rootPlace(l.realm)
 }
 
-// cellAt finds the cell of the last block of p, which the index knows.
-func (m *Manager) cellAt(l *lease, p place) int32 {
-	x := &m.nodes[p.node]
-	if p.at == x.end {
-		return x.last
-	}
-	// The lease's own page, unless another producer's came first.
-	if s := m.segmentAt(l, p.at-1); s.bottom >= 0 && m.owns(s, p.node) {
-		return l.cells[p.at-1]
-	}
-	cell := x.first
-	for at := x.start + 1; at < p.at; at++ {
-		cell = m.content.next[cell]
-	}
-	return cell
-}
-
-func (m *Manager) segmentAt(l *lease, block int32) segment {
-	for i := len(l.segs) - 1; i >= 0; i-- {
-		if l.segs[i].start <= block {
-			return l.segs[i]
-		}
-	}
-	return segment{bottom: -1}
-}
-
-// owns says whether a node is one of a segment's.
-func (m *Manager) owns(s segment, id int32) bool {
-	for n := s.bottom; ; n = m.nodes[n].up {
-		if n == id {
-			return true
-		}
-		if m.nodes[n].start <= s.start {
-			return false
-		}
-	}
-}
-
 // insert puts blocks of the lease from p.at on into the index below p, up to
 // block c or to the end of the lease's segment there, and returns the new end.
 // The caller has found that block p.at is not in the index below p.
 func (m *Manager) insert(l *lease, p place, c int32) place {
 	if p.at < m.nodes[p.node].end {
-		p.node = m.split(p.node, p.at, p.cell)
+		p.node = m.split(p.node, p.at)
 	}
 	k := len(l.segs) - 1
 	for l.segs[k].start > p.at {
@@ -130,19 +91,20 @@ func (m *Manager) insert(l *lease, p place, c int32) place {
 	if k > 0 && p.at == s.start && l.segs[k-1].bottom == p.node {
 		before = &l.segs[k-1]
 	}
-	first, last := l.cells[p.at], l.cells[end-1]
+	fresh := l.cells[p.at:end]
 	node := p.node
 	if before != nil && x.pins == 1 && x.child < 0 {
 		// Only this lease holds the leaf: it simply becomes longer.
-		m.content.next[x.last] = first
-		x.last, x.end = last, end
+		m.lists.add(m.nodes, node, fresh)
+		x.end = end
 		if !x.shadow {
 			m.indexed += int(end - p.at)
 		}
 	} else {
 		node = m.newNode()
+		m.lists.store(m.nodes, node, fresh)
 		x := &m.nodes[node]
-		x.first, x.last, x.start, x.end = first, last, p.at, end
+		x.start, x.end = p.at, end
 		x.pins, x.shadow = 1, !l.attention
 		if before != nil {
 			x.up = p.node // one run with the nodes above; otherwise a run of its own
@@ -162,7 +124,7 @@ func (m *Manager) insert(l *lease, p place, c int32) place {
 			l.segs = append(l.segs[:k], l.segs[k+1:]...)
 		}
 	}
-	return place{node, end, last, m.nodes[node].gen}
+	return place{node, end, m.nodes[node].gen}
 }
 
 // own turns cells [at, end) of private segment k into a run of nodes that is only node.
@@ -202,23 +164,12 @@ func (m *Manager) reattach(l *lease, s segment, p place, c int32) place {
 		n = m.nodes[n].up
 	}
 	if x := &m.nodes[n]; x.start < p.at {
-		m.split(n, p.at, m.chainCell(n, p.at-x.start-1))
+		m.split(n, p.at)
 	}
 	if x := &m.nodes[n]; x.end > c {
-		n = m.split(n, c, m.chainCell(n, c-x.start-1))
+		n = m.split(n, c)
 	}
 	m.attach(n, p.node, m.hashOwn(l, p.node, p.at))
 	x := &m.nodes[n]
-	return place{n, x.end, x.last, x.gen}
-}
-
-// chainCell is the cell of a node's block, counted from its start. It walks; it is
-// needed only when a detached node is cut, which takes an eviction under a running
-// request and a publication of another length after it.
-func (m *Manager) chainCell(id, skip int32) int32 {
-	cell := m.nodes[id].first
-	for range skip {
-		cell = m.content.next[cell]
-	}
-	return cell
+	return place{n, x.end, x.gen}
 }

@@ -1,10 +1,6 @@
 package prefix
 
-import (
-	"slices"
-
-	"libprefixcache/core/status"
-)
+import "libprefixcache/core/status"
 
 // lease is one request's ownership: cells at the front that it shares with the
 // index, and private ones behind them.
@@ -42,8 +38,8 @@ type lease struct {
 }
 
 // segment is cells [start, end) of a lease. bottom is the lowest node of a run
-// of pinned nodes linked by up, or -1 for cells that only this lease has, which
-// are one chain. The nodes of a run are found by walking up from bottom, so
+// of pinned nodes linked by up, or -1 for cells that only this lease has.
+// The nodes of a run are found by walking up from bottom, so
 // splits need not be told.
 type segment struct {
 	bottom, start, end int32
@@ -130,7 +126,7 @@ func (m *Manager) unpinSegment(s segment) {
 				m.charge(x.realm, 0, -int(x.end-x.start))
 			}
 			if !x.attached {
-				m.freeCells(chain{x.first, x.last, int(x.end - x.start)}, x.shadow)
+				m.freeCells(m.cells(x), x.shadow)
 				if !x.shadow {
 					m.charge(x.realm, -int(x.end-x.start), 0)
 				}
@@ -141,20 +137,20 @@ func (m *Manager) unpinSegment(s segment) {
 	}
 }
 
-func (m *Manager) freeCells(c chain, shadow bool) {
-	m.clearCells(c)
+// freeCells puts cells back where they came from, the first of them to be used before the others.
+func (m *Manager) freeCells(cells []int32, shadow bool) {
+	m.clearCells(cells)
 	if shadow {
-		m.content.putShadow(c)
+		m.content.spare = append(m.content.spare, cells...)
 	} else {
-		m.base.put(c)
+		m.base.free.put(cells)
 	}
 }
 
-// takeCells appends n private cells to a lease. For pages, capacity was checked; of words,
-// which are text from the start of the first page on, filled are in their pages then.
-func (m *Manager) takeCells(l *lease, n int, words []int32) (filled int) {
+// takeCells appends n private cells to a lease. For pages, capacity was checked.
+func (m *Manager) takeCells(l *lease, n int) {
 	if n == 0 {
-		return 0
+		return
 	}
 	had := int32(len(l.cells))
 	switch {
@@ -162,54 +158,20 @@ func (m *Manager) takeCells(l *lease, n int, words []int32) (filled int) {
 		l.cells = append(l.cells, m.base.takeOne())
 		m.charge(l.realm, 1, 1)
 	case l.attention:
-		l.cells, filled = m.takePages(n, l.cells, words)
+		l.cells = m.base.take(n, l.cells)
 		m.charge(l.realm, n, n)
 	default:
 		for range n {
-			c := m.takeShadow()
-			if k := len(l.cells); int32(k) > had {
-				m.content.next[l.cells[k-1]] = c
-			}
-			l.cells = append(l.cells, c)
+			l.cells = append(l.cells, m.content.takeShadow())
 		}
 	}
 	end := int32(len(l.cells))
 	if k := len(l.segs); k > 0 && l.segs[k-1].bottom < 0 {
-		m.content.next[l.cells[had-1]] = l.cells[had]
 		l.segs[k-1].end = end
 	} else {
 		l.segs = append(l.segs, segment{-1, had, end})
 	}
-	return filled
 }
-
-// takePages is take of the base pool, which fills whole pages with words on the way if
-// there are many: a long prompt's tokens are read again at the next hit at the earliest,
-// so they go past the cache, and plain stores to cold memory cost three times as much
-// (28 KiB: 0.9 µs against 2.9). The links of pages long unused are cache misses, one after
-// the other; while tokens are on their way to memory, they cost nothing.
-func (m *Manager) takePages(n int, pages, words []int32) (out []int32, filled int) {
-	c := &m.content
-	full := min(n, len(words)/c.width)
-	if !haveKernels || c.width%lineWords != 0 || full*c.width < streamWords {
-		return m.base.take(n, pages), 0
-	}
-	pages = slices.Grow(pages, n)
-	for filled < full*c.width {
-		had, some := len(pages), min(full-filled/c.width, max(1, pieceWords/c.width))
-		pages = pages[:had+some]
-		m.base.cut(some, fillPages(&words[filled], &c.words[0], &c.next[0], m.base.free.first, int64(some), int64(c.width)*4, &pages[had]))
-		c.clearMediaOf(pages[had:])
-		filled += some * c.width
-	}
-	return m.base.take(n-full, pages), filled
-}
-
-const (
-	lineWords   = 16      // a cache line
-	streamWords = 1024    // from this length on
-	pieceWords  = 1 << 18 // in one go: in there a thread cannot be stopped, and 1 MiB is 100 µs
-)
 
 // write puts words of the history, from position at on, into the lease's cells.
 // What has no cell yet waits in early.
@@ -250,7 +212,7 @@ func (m *Manager) Release(id LeaseID) error {
 			m.unpinSegment(s)
 			continue
 		}
-		m.freeCells(chain{l.cells[s.start], l.cells[s.end-1], int(s.end - s.start)}, !l.attention)
+		m.freeCells(l.cells[s.start:s.end], !l.attention)
 		if l.attention {
 			m.base.active -= int(s.end - s.start)
 			m.charge(l.realm, -int(s.end-s.start), -int(s.end-s.start))

@@ -38,8 +38,9 @@ type Manager struct {
 	draftClock   uint64
 	draftEntries int // block boundaries with a draft page, over all records (C-69)
 	order        Order
-	ways         waypoints // of the record that was shortened last
-	tenants      *tenants  // nil: not counted
+	lists        cellLists
+	gone         []goneCells // scratch
+	tenants      *tenants    // nil: not counted
 
 	leases     []lease
 	leaseFree  []int32
@@ -78,7 +79,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{cfg: cfg, base: newPagePool(cfg.BasePages), draft: newDraftPool(cfg.DraftPages),
 		recurrent: newSlotPool(cfg.RecurrentSlots), partial: newSlotPool(cfg.PartialSlots),
-		realmOf: make(map[string]int32), order: cfg.Order}
+		realmOf: make(map[string]int32), order: cfg.Order, lists: newCellLists(cfg.BasePages)}
 	if m.order == nil {
 		m.order = newLRU()
 	}
@@ -87,7 +88,7 @@ func New(cfg Config) (*Manager, error) {
 		m.order = tenantOrder{m.order, m.tenants}
 	}
 	width := cfg.cellWords()
-	m.content = content{width: width, base: int32(cfg.BasePages), next: m.base.next, seed: maphash.MakeSeed(), hash: cfg.Hash, zero: cfg.ZeroOnRelease}
+	m.content = content{width: width, base: int32(cfg.BasePages), seed: maphash.MakeSeed(), hash: cfg.Hash, zero: cfg.ZeroOnRelease}
 	if n := cfg.BasePages * width; n > 0 {
 		// Prompts are nobody's business: they stay out of core dumps.
 		slab, err := rows.NewMirror(int64(cfg.BasePages), int64(width)*4, rows.MirrorOptions{DontDump: true})

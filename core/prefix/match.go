@@ -1,7 +1,5 @@
 package prefix
 
-import "slices"
-
 // source is a sequence to be matched against the index, block by block: either
 // the words of a request, or the cells that a lease already filled.
 type source struct {
@@ -55,17 +53,16 @@ func (m *Manager) hashSource(parent int32, src *source, at int32) uint32 {
 }
 
 // place is a position in the index: the first at blocks of some sequence, ending
-// in a node with start < at <= end (or at a root, at 0). cell is the cell of
-// block at-1. It survives splits, which move it towards the root; gen tells when
+// in a node with start < at <= end (or at a root, at 0). It survives splits, which move it towards the root; gen tells when
 // it has become meaningless.
 type place struct {
-	node, at, cell int32
-	gen            uint32
+	node, at int32
+	gen      uint32
 }
 
 func (m *Manager) rootPlace(r int32) place {
 	root := m.realms[r].root
-	return place{root, 0, -1, m.nodes[root].gen}
+	return place{root, 0, m.nodes[root].gen}
 }
 
 // settle follows splits; false when the place is no longer in the index.
@@ -90,7 +87,6 @@ func (m *Manager) climb(p *place) {
 func (m *Manager) descend(p place, src *source, limit int32, out *[]int32) place {
 	for p.at < limit {
 		x := &m.nodes[p.node]
-		cell := int32(-1)
 		if p.at == x.end {
 			c := m.childAt(p.node, src, p.at)
 			if c < 0 {
@@ -98,17 +94,11 @@ func (m *Manager) descend(p place, src *source, limit int32, out *[]int32) place
 			}
 			p.node = c
 			x = &m.nodes[c]
-			cell = x.first
-		} else {
-			cell = m.content.next[p.cell]
 		}
-		want := min(limit, x.end) - p.at
-		n, last := m.common(src, p.at, cell, want, out)
-		if n > 0 {
-			p.at += n
-			p.cell = last
-		}
-		if n < want {
+		cells := m.cells(x)[p.at-x.start : min(limit, x.end)-x.start]
+		n := m.common(src, p.at, cells, out)
+		p.at += int32(n)
+		if n < len(cells) {
 			break
 		}
 	}
@@ -118,118 +108,108 @@ func (m *Manager) descend(p place, src *source, limit int32, out *[]int32) place
 
 const (
 	compareWords = 8192 // compared at a time, so that an early difference costs little
-	aheadCells   = 16   // how far the links are followed ahead of the comparison; a power of two
-	aheadBytes   = 2048 // as far ahead of it the cells are asked for, if that is fewer than aheadCells
+	aheadBytes   = 2048 // as far ahead of the comparison cells are asked for, 4 to 16 of them
 	rangeWords   = 2048 // shorter runs of adjacent cells are compared cell by cell, with the next run on its way
 )
 
-// common counts how many of n blocks of src, from block at on, equal the cells
-// of a chain; last is the cell of the last equal one. Cells are appended to out
-// when it is not nil.
-func (m *Manager) common(src *source, at, cell, n int32, out *[]int32) (same, last int32) {
+// common counts how many blocks of src, from block at on, equal cells, one after the
+// other. Those are appended to out when it is not nil.
+func (m *Manager) common(src *source, at int32, cells []int32, out *[]int32) (same int) {
 	c := &m.content
-	if out == nil || src.cells != nil || src.media != nil || cell >= c.base {
-		return m.commonByBlock(src, at, cell, n, out)
+	if out == nil || src.cells != nil || src.media != nil || cells[0] >= c.base {
+		return m.commonByBlock(src, at, cells, out)
 	}
-	last = -1
 	w := c.width
-	most := max(1, int32(compareWords/w))
-	for same < n {
-		room := min(n-same, most)
-		words := src.words[int(at+same)*w:]
-		run, had := adjacent(c.next[:c.base], cell, room), len(*out)
-		var got int32
-		if run == room || int(run)*w >= rangeWords {
-			// Neighbours in memory: one comparison.
-			got = run
-			slab := c.words[int(cell)*w : int(cell+run)*w]
-			if words = words[:len(slab)]; !equalWords(words, slab) {
-				for got = 0; equalWords(words[int(got)*w:int(got+1)*w], slab[int(got)*w:int(got+1)*w]); {
-					got++
-				}
-			}
-			if got > 0 {
-				// The links of a run are its ids, one further.
-				*out = append(append(*out, cell), c.next[cell:cell+got-1]...)
-			}
+	words := src.words[int(at)*w:][:len(cells)*w]
+	for most := max(1, compareWords/w); same < len(cells); {
+		some := cells[same:min(same+most, len(cells))]
+		run := adjacent(some)
+		var got int
+		if run == len(some) || run*w >= rangeWords {
+			some = some[:run]
+			got = c.equalRun(words[same*w:], some)
 		} else {
-			run = room
-			*out = c.scattered(words, cell, room, *out)
+			got = c.equalScattered(words[same*w:], some)
 		}
-		*out = c.textOnly(*out, had)
-		if got = int32(len(*out) - had); got > 0 {
-			same += got
-			last = (*out)[len(*out)-1]
-		}
-		if got < run {
+		got = c.textOnly(some[:got])
+		*out = append(*out, some[:got]...)
+		same += got
+		if got < len(some) {
 			break
 		}
-		cell = c.next[last]
 	}
-	return same, last
+	return same
 }
 
-// scattered compares words with a chain of n cells that lie anywhere, and
-// appends the equal ones to out. The links and the cells are cache misses each;
-// so the links are followed some way ahead of the comparison.
-func (c *content) scattered(words []int32, cell, n int32, out []int32) []int32 {
+// adjacent counts the cells at the front whose ids follow one another: neighbours in memory.
+func adjacent(cells []int32) int {
+	id, n := cells[0], 1
+	for ; n+4 <= len(cells); n, id = n+4, id+4 {
+		if next := cells[n : n+4 : n+4]; next[0] != id+1 || next[1] != id+2 || next[2] != id+3 || next[3] != id+4 {
+			break
+		}
+	}
+	for ; n < len(cells) && cells[n] == id+1; n++ {
+		id++
+	}
+	return n
+}
+
+// equalRun counts the cells of a run of neighbours that equal words: one comparison, if all do.
+func (c *content) equalRun(words, cells []int32) (n int) {
+	w := c.width
+	slab := c.words[int(cells[0])*w:][:len(cells)*w]
+	if equalWords(words[:len(slab)], slab) {
+		return len(cells)
+	}
+	for equalWords(words[n*w:(n+1)*w], slab[n*w:(n+1)*w]) {
+		n++
+	}
+	return n
+}
+
+// equalScattered is equalRun of cells that lie anywhere. Each is a cache miss, so some are
+// asked for ahead of the comparison.
+func (c *content) equalScattered(words, cells []int32) int {
 	if haveKernels && c.width%4 == 0 {
-		had := len(out)
-		out = slices.Grow(out, int(n))[:had+int(n)]
-		_ = words[int(n)*c.width-1]
-		same := comparePages(&words[0], &c.words[0], &c.next[0], cell, int64(n), int64(c.width)*4, max(aheadCells/4, min(aheadCells, aheadBytes/int64(c.width*4))), &out[had])
-		return out[:had+int(same)]
+		_ = words[len(cells)*c.width-1]
+		return int(comparePages(&words[0], &c.words[0], &cells[0], int64(len(cells)), int64(c.width)*4, max(4, min(16, aheadBytes/int64(c.width*4)))))
 	}
-	return c.scatteredGo(words, cell, n, out)
+	return c.equalScatteredGo(words, cells)
 }
 
-// scatteredGo is the plain twin. It cannot prefetch; reading the first word of a
-// cell long before it is compared comes near.
-func (c *content) scatteredGo(words []int32, cell, n int32, out []int32) []int32 {
-	var ahead [aheadCells]int32
-	w, slab, next := c.width, c.words, c.next
-	read, early := int32(0), int32(0)
-	for same := int32(0); same < n; same++ {
-		for ; read < min(n, same+aheadCells); read++ {
-			ahead[read%aheadCells] = cell
-			early += slab[int(cell)*w]
-			cell = next[cell]
+// equalScatteredGo is the plain twin.
+func (c *content) equalScatteredGo(words, cells []int32) int {
+	w := c.width
+	for i, id := range cells {
+		if !equalWords(words[i*w:(i+1)*w], c.words[int(id)*w:int(id+1)*w]) {
+			return i
 		}
-		id := ahead[same%aheadCells]
-		if !equalWords(words[:w], slab[int(id)*w:int(id+1)*w]) {
-			break
-		}
-		words = words[w:]
-		out = append(out, id)
 	}
-	c.early = early // or the compiler would leave the reads out
-	return out
+	return len(cells)
 }
 
-// textOnly cuts cells off at the first one, from had on, that holds media: the
-// words of a text request may equal what lies there, but they are not the same.
-func (c *content) textOnly(cells []int32, had int) []int32 {
+// textOnly counts the cells before the first that holds media: the words of a text
+// request may equal what lies there, but they are not the same.
+func (c *content) textOnly(cells []int32) int {
 	if c.mediaOf != nil {
-		for i := had; i < len(cells); i++ {
-			if c.mediaOf[cells[i]] != 0 {
-				return cells[:i]
+		for i, id := range cells {
+			if c.mediaOf[id] != 0 {
+				return i
 			}
 		}
 	}
-	return cells
+	return len(cells)
 }
 
 // commonByBlock is common for everything unusual: media, content without pages,
 // and a lease's own cells.
-func (m *Manager) commonByBlock(src *source, at, cell, n int32, out *[]int32) (same, last int32) {
-	last = -1
-	for same < n && m.sameBlock(src, at+same, cell) {
-		if out != nil {
-			*out = append(*out, cell)
-		}
-		last = cell
+func (m *Manager) commonByBlock(src *source, at int32, cells []int32, out *[]int32) (same int) {
+	for same < len(cells) && m.sameBlock(src, at+int32(same), cells[same]) {
 		same++
-		cell = m.content.next[cell]
 	}
-	return same, last
+	if out != nil {
+		*out = append(*out, cells[:same]...)
+	}
+	return same
 }

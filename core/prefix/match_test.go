@@ -23,10 +23,7 @@ func scrambled(m *Manager, r *rand.Rand, longest int) {
 	for _, run := range runs {
 		order = append(order, run...)
 	}
-	for i, p := range order[:len(order)-1] {
-		m.base.next[p] = order[i+1]
-	}
-	m.base.free = chain{order[0], order[len(order)-1], len(order)}
+	m.base.free.ring = order
 }
 
 // TestLongPromptsOverScatteredPages covers the paths that only long prompts take,
@@ -95,42 +92,31 @@ func TestComparePages(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
 	for _, width := range []int{4, 8, 12, 16, 20, 32, 36, 128} {
 		const cells = 50
-		c := &content{width: width, base: cells, words: tokens(7, cells*width), next: make([]int32, cells)}
-		order := r.Perm(cells)
-		for i, p := range order[:cells-1] {
-			c.next[p] = int32(order[i+1])
-		}
+		c := &content{width: width, base: cells, words: tokens(7, cells*width)}
+		order := make([]int32, 0, cells)
 		var words []int32
-		for _, p := range order {
+		for _, p := range r.Perm(cells) {
+			order = append(order, int32(p))
 			words = append(words, c.cell(int32(p))...)
 		}
-		for n := 1; n <= cells; n++ {
-			check := func(words []int32, want int) {
-				t.Helper()
-				out := []int32{-7}
-				a, b := c.scattered(words, int32(order[0]), int32(n), out), c.scatteredGo(words, int32(order[0]), int32(n), out)
-				if len(a)-1 != want || !slices.Equal(a, b) || a[0] != -7 {
-					t.Fatalf("width %d, %d cells: %v and %v, want %d", width, n, a, b, want)
-				}
-				for i, id := range a[1:] {
-					if id != int32(order[i]) {
-						t.Fatalf("width %d: cell %d is %d, want %d", width, i, id, order[i])
-					}
-				}
+		check := func(n, want int) {
+			t.Helper()
+			a, b := c.equalScattered(words[:n*width], order[:n]), c.equalScatteredGo(words[:n*width], order[:n])
+			if a != want || b != want {
+				t.Fatalf("width %d, %d cells: %d and %d are equal, want %d", width, n, a, b, want)
 			}
-			check(words[:n*width], n)
-			at := r.IntN(n * width)
-			words[at] ^= 1 << r.IntN(32)
-			check(words[:n*width], at/width)
-			words[at] = c.words[order[at/width]*width+at%width]
+		}
+		for n := 1; n <= cells; n++ {
+			check(n, n)
+			at, bit := r.IntN(n*width), int32(1)<<r.IntN(32)
+			words[at] ^= bit
+			check(n, at/width)
+			words[at] ^= bit
 		}
 		for at := range 2 * width { // every word of a cell, and bits at both ends
 			for _, bit := range []int{0, 31} {
 				words[at] ^= 1 << bit
-				got := c.scattered(words, int32(order[0]), 2, nil)
-				if len(got) != at/width {
-					t.Fatalf("width %d: difference in word %d not seen at cell %d but %d", width, at, at/width, len(got))
-				}
+				check(2, at/width)
 				words[at] ^= 1 << bit
 			}
 		}
@@ -138,7 +124,7 @@ func TestComparePages(t *testing.T) {
 }
 
 // TestFillPages looks at every word of the slab: what was to be written is, in the order of
-// the chain, and nothing beside it.
+// the cells, and nothing beside it.
 func TestFillPages(t *testing.T) {
 	if !haveKernels {
 		t.Log("no assembly in this build, nothing to hold against a twin")
@@ -147,27 +133,21 @@ func TestFillPages(t *testing.T) {
 	r := rand.New(rand.NewPCG(6, 6))
 	const cells = 40
 	for _, width := range []int{16, 32, 48, 128} {
-		slab, words, next := make([]int32, cells*width), make([]int32, cells*width), make([]int32, cells)
+		slab, words := make([]int32, cells*width), make([]int32, cells*width)
 		for i := range words {
 			words[i] = int32(r.Uint32())
 		}
 		for n := 1; n < cells; n++ {
 			clear(slab)
-			order := r.Perm(cells)
-			for i, p := range order[:cells-1] {
-				next[p] = int32(order[i+1])
-			}
-			out := make([]int32, n+1)
-			rest := fillPages(&words[0], &slab[0], &next[0], int32(order[0]), int64(n), int64(width)*4, &out[0])
+			var order []int32
 			want := make([]int32, cells*width)
-			for i, p := range order[:n] {
+			for i, p := range r.Perm(cells)[:n] {
+				order = append(order, int32(p))
 				copy(want[p*width:], words[i*width:(i+1)*width])
-				if out[i] != int32(p) {
-					t.Fatalf("width %d, %d cells: cell %d is %d, want %d", width, n, i, out[i], p)
-				}
 			}
-			if rest != int32(order[n]) || out[n] != 0 || !slices.Equal(slab, want) {
-				t.Fatalf("width %d, %d cells: wrong words, or %d behind them, want %d", width, n, rest, order[n])
+			fillPages(&words[0], &slab[0], &order[0], int64(n), int64(width)*4)
+			if !slices.Equal(slab, want) {
+				t.Fatalf("width %d, %d cells: wrong words", width, n)
 			}
 		}
 	}

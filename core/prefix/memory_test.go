@@ -30,7 +30,7 @@ func TestAManagerThatDoesNotFitIsRefused(t *testing.T) {
 			}
 			return
 		}
-		want := []string{"a manager of 1048576 base and 0 draft pages needs 4194304 bytes", "cannot reserve 67108864 bytes (mirror)"}[nth-1]
+		want := []string{"a manager of 1048576 base and 0 draft pages needs 20971520 bytes", "cannot reserve 67108864 bytes (mirror)"}[nth-1]
 		if status.CodeOf(err) != status.OutOfMemory || !strings.Contains(err.Error(), want) {
 			t.Errorf("request %d: %v", nth, err)
 		}
@@ -149,12 +149,12 @@ func TestMostBytesIsTheSizingFormula(t *testing.T) {
 		cfg  Config
 		want int64
 	}{
-		{Config{PageTokens: 16, BasePages: 1000, MaxRecords: 10}, 1000*(64+4) + 10*380},
-		{Config{PageTokens: 16, BasePages: 1000, MaxRecords: 1 << 22}, 1000 * (64 + 4 + 380)}, // a record ends a block at least
-		{Config{PageTokens: 128, BasePages: 1000, DraftPages: 500, MaxRecords: 0}, 1000*(512+4) + 500*16},
-		{Config{PageTokens: 128, BasePages: 1000, Identity: Keys}, 1000 * (16 + 4)},
+		{Config{PageTokens: 16, BasePages: 1000, MaxRecords: 10}, 1000*(64+20) + 10*380},
+		{Config{PageTokens: 16, BasePages: 1000, MaxRecords: 1 << 22}, 1000 * (64 + 20 + 380)}, // a record ends a block at least
+		{Config{PageTokens: 128, BasePages: 1000, DraftPages: 500, MaxRecords: 0}, 1000*(512+20) + 500*16},
+		{Config{PageTokens: 128, BasePages: 1000, Identity: Keys}, 1000 * (16 + 20)},
 		{Config{PageTokens: 128, RecurrentSlots: 7, MaxRecords: 100}, 7*380 + 7*12},
-		{Config{PageTokens: 1 << 20, BasePages: maxCapacity}, maxCapacity * (4<<20 + 4)},
+		{Config{PageTokens: 1 << 20, BasePages: maxCapacity}, maxCapacity * (4<<20 + 20)},
 	} {
 		if got := c.cfg.MostBytes(); got != c.want {
 			t.Errorf("%+v: %d bytes, expected %d", c.cfg, got, c.want)

@@ -1,8 +1,7 @@
 package prefix
 
-// node is a run of blocks that nothing has split yet. Its cells are a chain
-// through content.next, first to last, for blocks [start, end) of every sequence
-// that goes through it.
+// node is a run of blocks that nothing has split yet. Its cells are a list, one for
+// each of blocks [start, end) of every sequence that goes through it.
 //
 // A node is attached while a record ends in it or below it: then it is in the
 // index and findable. When the last such record goes, a node that leases still
@@ -15,7 +14,6 @@ type node struct {
 	parent, up       int32
 	child            int32 // first of the children, -1 = leaf
 	sibling, elder   int32 // next and previous child of the same parent
-	first, last      int32 // cells
 	start, end       int32 // blocks
 	pins             int32 // leases that own all the cells
 	deep             int32 // record that ends deepest in (start, end]; others follow by record.above
@@ -23,6 +21,7 @@ type node struct {
 	realm            int32
 	gen              uint32 // raised whenever positions in it may have lost their meaning
 	hash             uint32
+	list             list
 	attached, shadow bool
 }
 
@@ -34,14 +33,17 @@ func (m *Manager) newNode() int32 {
 		id = int32(len(m.nodes))
 		m.nodes = append(m.nodes, node{})
 	}
-	m.nodes[id] = node{parent: -1, up: -1, child: -1, sibling: -1, elder: -1, first: -1, last: -1,
+	m.nodes[id] = node{parent: -1, up: -1, child: -1, sibling: -1, elder: -1,
 		deep: -1, draft: -1, gen: m.nodes[id].gen}
 	return id
 }
 
 func (m *Manager) freeNode(id int32) {
-	m.nodes[id].gen++
-	m.nodes[id].attached = false
+	x := &m.nodes[id]
+	m.lists.put(x.list)
+	x.list = list{}
+	x.gen++
+	x.attached = false
 	m.nodeFree = append(m.nodeFree, id)
 }
 
@@ -98,18 +100,19 @@ func (m *Manager) detach(id int32) {
 	}
 }
 
-// split cuts a node at block s, start < s < end, where cell is the cell of block
-// s-1. The new node takes the upper part, towards the root, and the old id keeps
+// split cuts a node at block s, start < s < end. The new node takes the upper part, towards the root, and the old id keeps
 // the lower: so children, cursors at the end and the bottoms of segments stay
 // valid, and pins are simply copied. It returns the new node.
-func (m *Manager) split(id, s, cell int32) int32 {
+func (m *Manager) split(id, s int32) int32 {
 	top := m.newNode()
+	lower := m.lists.take(m.nodes, int(m.nodes[id].end-s))
 	x, u := &m.nodes[id], &m.nodes[top]
+	copy(m.lists.ids[lower.at:], m.cells(x)[s-x.start:])
 	gen := u.gen
 	*u = *x
 	u.gen, u.child = gen, -1
-	u.last, u.end = cell, s
-	x.first, x.start = m.content.next[cell], s
+	u.end, x.start = s, s
+	x.list = lower
 	x.up = top
 	if !x.attached {
 		return top
@@ -124,7 +127,7 @@ func (m *Manager) split(id, s, cell int32) int32 {
 		m.nodes[u.sibling].elder = top
 	}
 	m.table.replace(id, top, x.hash)
-	m.link(id, top, m.content.hashCell(top, x.first))
+	m.link(id, top, m.content.hashCell(top, m.first(x)))
 	m.splitMarks(id, top, s)
 	return top
 }
@@ -137,7 +140,7 @@ func (m *Manager) childAt(p int32, src *source, at int32) int32 {
 	if only < 0 {
 		return -1
 	}
-	if m.nodes[only].sibling < 0 && !src.miss.is(p, at) && m.sameBlock(src, at, m.nodes[only].first) {
+	if m.nodes[only].sibling < 0 && !src.miss.is(p, at) && m.sameBlock(src, at, m.first(&m.nodes[only])) {
 		return only
 	}
 	h := m.hashSource(p, src, at)
@@ -147,7 +150,7 @@ func (m *Manager) childAt(p int32, src *source, at int32) int32 {
 		case s.node < 0:
 			return -1
 		case s.hash != h || m.nodes[s.node].parent != p:
-		case m.sameBlock(src, at, m.nodes[s.node].first):
+		case m.sameBlock(src, at, m.first(&m.nodes[s.node])):
 			return s.node
 		default:
 			m.counters.HashCollisions++

@@ -62,7 +62,8 @@ func (m *Manager) tailMatches(r *record, f *found, req *AcquireRequest) bool {
 			}
 			cell := r.tail
 			if cell < 0 { // aligned: the digest is the key of the last block (C-13)
-				cell = r.cell
+				x := &m.nodes[r.node]
+				cell = m.cells(x)[r.at-1-x.start]
 			}
 			if equalWords(keyWords([]Hash128{c.Digest}), m.content.cell(cell)) {
 				return true // a caller may name several snapshots of one length

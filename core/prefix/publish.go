@@ -120,11 +120,7 @@ func (m *Manager) publish(l *lease, c int32) PublishResult {
 		return m.again(l, i, c)
 	}
 	i = m.addRecord(p, 0)
-	r := &m.records[i]
-	if c-fresh >= 2*shortenPages {
-		r.setWay(l.cells[fresh:c])
-	}
-	l.published(i, c, r.id)
+	l.published(i, c, m.records[i].id)
 	if l.mode == Spec {
 		m.setDraft(i, l.draft[c-1])
 	}

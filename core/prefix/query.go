@@ -144,11 +144,7 @@ func (m *Manager) RecordPages(id RecordID, pool Resource, out []int32) ([]int32,
 func (m *Manager) fillCells(id, at int32, out []int32) {
 	for ; !m.nodes[id].isRoot(); id = m.nodes[id].parent {
 		x := &m.nodes[id]
-		cell := x.first
-		for b := x.start; b < min(at, x.end); b++ {
-			out[b] = cell
-			cell = m.content.next[cell]
-		}
+		copy(out[x.start:], m.cells(x)[:min(at, x.end)-x.start])
 	}
 }
 
@@ -223,10 +219,8 @@ func (m *Manager) References(pool Resource, active, cache []int32) error {
 		case pool == BasePages && !m.nodes[r.node].shadow:
 			for id, at := r.node, r.at; !m.nodes[id].isRoot(); id = m.nodes[id].parent {
 				x := &m.nodes[id]
-				cell := x.first
-				for b := x.start; b < min(at, x.end); b++ {
+				for _, cell := range m.cells(x)[:min(at, x.end)-x.start] {
 					cache[cell]++
-					cell = m.content.next[cell]
 				}
 			}
 		}

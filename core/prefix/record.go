@@ -7,7 +7,6 @@ type record struct {
 	node  int32 // holds block at-1; the realm's root for at = 0
 	at    int32 // full blocks
 	exact int32 // tokens of a hybrid checkpoint, 0 for an ordinary record
-	cell  int32 // of block at-1, so that trimming to this record is O(1)
 
 	above, below int32 // neighbours in the node's list; above is nearer to the root
 
@@ -16,11 +15,9 @@ type record struct {
 	draftLast          int32 // draft page of block at-1, -1 = no draft path
 	draftSeq           uint64
 	live               bool
-	wayBack            uint8 // see setWay
-	way                int32 // -1 = none
 }
 
-var blankRecord = record{above: -1, below: -1, tail: -1, recurrent: -1, partial: -1, draftLast: -1, live: true, way: -1}
+var blankRecord = record{above: -1, below: -1, tail: -1, recurrent: -1, partial: -1, draftLast: -1, live: true}
 
 // shallower orders the records of one node: by block, then by exact length.
 func (r *record) shallower(o *record) bool {
@@ -40,7 +37,7 @@ func (m *Manager) addRecord(p place, exact int32) int32 {
 	m.recordCount++
 	r := &m.records[i]
 	*r = blankRecord // and then the fields in place: a literal is built beside it, and read back before it is all stored
-	r.id, r.at, r.exact, r.cell, r.node = m.lastRecord, p.at, exact, p.cell, p.node
+	r.id, r.at, r.exact, r.node = m.lastRecord, p.at, exact, p.node
 	m.byID.add(m.records, m.recordCount, i)
 	m.order.Add(i)
 	m.mark(i)

@@ -4,19 +4,17 @@ import "libprefixcache/core/rows"
 
 // With Config.ZeroOnRelease no token, media digest or block key stays in memory once
 // nothing can find it any more: cells are cleared when they go back to a free list, and
-// the rest of a lease's tokens when it ends. Off, cells are freed by splicing, and what
-// is in them stays until they are filled again.
+// the rest of a lease's tokens when it ends. Off, what is in them
+// stays until they are filled again.
 
-// clearCells clears the cells of a chain that is about to be free.
-func (m *Manager) clearCells(c chain) {
+// clearCells clears cells that are about to be free.
+func (m *Manager) clearCells(cells []int32) {
 	if !m.cfg.ZeroOnRelease {
 		return
 	}
-	cell := c.first
-	for left := c.n; left > 0; left-- {
+	for _, cell := range cells {
 		clear(m.content.cell(cell))
 		m.content.clearMedia(cell)
-		cell = m.content.next[cell]
 	}
 }
 
