@@ -73,7 +73,7 @@ def rows_in(pid: int) -> int:
 
 def test_tables_that_do_not_fit_are_refused_before_they_are_made():
     lines = run("tables")
-    assert "a manager of 536870912 base and 0 draft pages needs 2147483648 bytes" in lines[0]
+    assert "a manager of 536870912 base and 0 draft pages needs 10737418240 bytes" in lines[0]
     assert "page table of 16384 rows of 32768 pages needs 8590082048 bytes" in lines[1]
 
 
