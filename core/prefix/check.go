@@ -12,7 +12,7 @@ import (
 func (m *Manager) Check() error {
 	c := checker{m: m, pageOwner: make([]int32, m.cfg.BasePages), pins: make([]int32, len(m.nodes)),
 		cached: make([]int32, m.content.count())}
-	steps := []func(){c.records, c.index, c.leases, c.lists, c.basePool, c.draftPool, c.slots, c.tenants, c.zero, c.byID, c.empty}
+	steps := []func(){c.lists, c.records, c.index, c.leases, c.basePool, c.draftPool, c.slots, c.tenants, c.zero, c.byID, c.empty}
 	for _, step := range steps {
 		if step(); c.err != nil {
 			return c.err
@@ -56,7 +56,7 @@ func m32(n int) int32 { return int32(n) }
 // walk visits the cells of a node.
 func (c *checker) walk(id int32, visit func(block, cell int32)) {
 	x := &c.m.nodes[id]
-	if room := x.list.room(); x.end-x.start > room {
+	if room := x.list.room(); int(x.end-x.start) > room {
 		c.fail("node %d has %d blocks and room for %d", id, x.end-x.start, room)
 		return
 	}

@@ -1,5 +1,7 @@
 package prefix
 
+import "slices"
+
 // basePool: every page is free, private or in one node, and active says how many
 // have an owner (C-70).
 func (c *checker) basePool() {
@@ -35,7 +37,10 @@ func (c *checker) lists() {
 	taken := make([]bool, len(l.ids))
 	count := 0
 	note := func(a list) {
-		if a.size > 0 && (int(a.end()) > len(l.ids) || taken[a.at]) {
+		if a.size == 0 || c.err != nil {
+			return
+		}
+		if int(a.at)+a.room() > len(l.ids) || slices.Contains(taken[a.at:a.end()], true) {
 			c.fail("list of %d cells at %d is beyond the %d there are, or there twice", a.room(), a.at, len(l.ids))
 			return
 		}
@@ -48,8 +53,11 @@ func (c *checker) lists() {
 		note(c.m.nodes[i].list)
 	}
 	for size := range l.free {
-		for next := l.free[size]; next > 0 && c.err == nil; next = uint32(l.ids[next-1]) {
-			note(list{next - 1, uint8(size)})
+		for next := l.free[size]; next > 0; {
+			if note(list{next - 1, uint8(size)}); c.err != nil {
+				return
+			}
+			next = uint32(l.ids[next-1])
 		}
 	}
 	if count != len(l.ids) {

@@ -34,7 +34,7 @@ type Config struct {
 	// ShortenVictims cuts a victim that has more pages than are needed, instead of
 	// evicting it: it keeps its leading blocks and its place in the order. That
 	// goes beyond C-41, which evicts whole records; on the conversation trace it
-	// keeps a little more of what is hit, for a walk over the victim's last run.
+	// keeps a little more of what is hit, for a little more time.
 	ShortenVictims bool
 
 	// TenantQuota is the share, in per mille, of base pages and of records that one

@@ -72,5 +72,6 @@
 // One writer: the caller serialises all calls. No goroutine, no lock, no clock.
 // Big metadata is slabs of plain values linked by index, so the garbage collector
 // has nothing to scan; tokens lie outside the Go heap. In the steady state no
-// operation allocates.
+// operation allocates, but for the lists of nodes, which are put together anew when free
+// arrays of the wrong sizes fill half of their room.
 package prefix

