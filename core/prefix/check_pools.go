@@ -94,6 +94,10 @@ func (c *checker) draftPool() {
 		}
 	}
 	for page := range d.free.all() {
+		if page < 0 || int(page) >= d.size || free[page] {
+			c.fail("draft page %d is free twice, or does not exist", page)
+			return
+		}
 		free[page] = true
 	}
 	active := 0
@@ -149,6 +153,14 @@ func (c *checker) slots() {
 			if want[s] != (slotRefs{}) {
 				used++
 			}
+		}
+		seen := make([]bool, len(p.refs))
+		for s := range p.free.all() {
+			if s < 0 || int(s) >= len(seen) || seen[s] || p.refs[s] != (slotRefs{}) {
+				c.fail("slot %d is free twice, in use, or does not exist", s)
+				return
+			}
+			seen[s] = true
 		}
 		if active != p.active || used+p.free.n != len(p.refs) {
 			c.fail("pool %d: active %d of %d, used %d, free %d (C-70)", k+2, p.active, active, used, p.free.n)

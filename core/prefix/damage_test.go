@@ -44,6 +44,8 @@ func TestCheck_SaysWhichRecordIsDamaged(t *testing.T) {
 		{"or there twice", func(h *host, r, _ *record) { l := h.nodes[r.node].list; h.lists.free[1] = l.at + 2 }},
 		{"or there twice", func(h *host, r, _ *record) { l := h.nodes[r.node].list; h.lists.free[l.size] = l.at + 1 }},
 		{"places for cells are in a list or free", func(h *host, _, _ *record) { h.lists.ids = append(h.lists.ids, 0) }},
+		{"is free twice, or does not exist", func(h *host, _, _ *record) { h.draft.free.ring[h.draft.free.head] = 99 }},
+		{"is free twice, in use, or", func(h *host, _, _ *record) { q := &h.recurrent.free; q.ring[q.head] = q.ring[(q.head+1)%len(q.ring)] }},
 		{"is ordinary but has parts of a checkpoint", func(_ *host, r, _ *record) { r.recurrent = 1 }},
 		{"is malformed (C-32)", func(_ *host, _, c *record) { c.recurrent = -1 }},
 		{"checkpoint record", func(_ *host, _, c *record) { c.partial = -1 }},
