@@ -96,7 +96,8 @@ func (c *Config) cellWords() int {
 	return c.PageTokens
 }
 
-// tableBytes is what New takes of the Go heap: the free lists and counts of all pools, and the lists of nodes.
+// tableBytes is what New takes of the Go heap: the free lists and counts of all pools,
+// and the lists of nodes.
 func (c *Config) tableBytes() int64 {
 	return (4+4*idsPerPage)*int64(c.BasePages) + 16*int64(c.DraftPages) + 12*int64(c.RecurrentSlots+c.PartialSlots)
 }

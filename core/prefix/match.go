@@ -53,8 +53,8 @@ func (m *Manager) hashSource(parent int32, src *source, at int32) uint32 {
 }
 
 // place is a position in the index: the first at blocks of some sequence, ending
-// in a node with start < at <= end (or at a root, at 0). It survives splits, which move it towards the root; gen tells when
-// it has become meaningless.
+// in a node with start < at <= end (or at a root, at 0). It survives splits, which
+// move it towards the root; gen tells when it has become meaningless.
 type place struct {
 	node, at int32
 	gen      uint32

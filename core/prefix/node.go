@@ -100,9 +100,9 @@ func (m *Manager) detach(id int32) {
 	}
 }
 
-// split cuts a node at block s, start < s < end. The new node takes the upper part, towards the root, and the old id keeps
-// the lower: so children, cursors at the end and the bottoms of segments stay
-// valid, and pins are simply copied. It returns the new node.
+// split cuts a node at block s, start < s < end. The new node takes the upper part,
+// towards the root, and the old id keeps the lower: so children, cursors at the end and
+// the bottoms of segments stay valid, and pins are simply copied. It returns the new node.
 func (m *Manager) split(id, s int32) int32 {
 	top := m.newNode()
 	lower := m.lists.take(m.nodes, int(m.nodes[id].end-s))
