@@ -33,6 +33,9 @@ _GLIBC_OLDEST = (2, 34)
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _CPU_INFO = Path("/proc/cpuinfo")
+_MEMORY_INFO = Path("/proc/meminfo")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Level(Enum):
@@ -115,6 +118,37 @@ def check_kernel(kernel: str, wanted: str) -> Iterator[Finding]:
 
 
 # ----------------------------------------------------------------- memory
+
+
+def check_memory() -> Iterator[Finding]:
+    """What the machine has, and what this process may use of it: beyond that the kernel ends it."""
+    sizes = dict(line.split(":", 1) for line in _read(_MEMORY_INFO).splitlines() if ":" in line)
+    total, available = (int(sizes[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    text = f"{_gib(total)}, {_gib(available)} of it available"
+    limit = min((n for n in _memory_limits() if n < total), default=None)
+    yield ok("memory", text if limit is None else f"{text}; limited to {_gib(limit)} by the control group")
+
+
+def _memory_limits() -> Iterator[int]:
+    """The limits, in bytes, of this process's control group and of those around it."""
+    for line in _read(_OWN_CGROUPS).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":  # one hierarchy for all controllers
+            root, name = _CGROUPS, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = _CGROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        here = root / group.lstrip("/")
+        for folder in (here, *here.parents):
+            if not folder.is_relative_to(root):
+                break
+            if (text := _read(folder / name).strip()).isdecimal():  # else "max", or not ours to see
+                yield int(text)
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
 
 
 def check_huge_pages() -> Iterator[Finding]:
@@ -334,6 +368,7 @@ def _tried(what: str, right: bool, text: str) -> Finding:
 CHECKS: tuple[Check, ...] = (
     check_python,
     check_library,
+    check_memory,
     check_huge_pages,
     check_address_space,
     check_driver,

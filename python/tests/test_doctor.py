@@ -18,7 +18,8 @@ from prefixcache import _ffi, doctor
 from prefixcache.doctor import Finding, Level
 
 SIMULATED_DRIVER = Path(__file__).resolve().parents[2] / "build" / "cuda" / "libsimcuda.so"
-NAMES = ["python", "library", "version", "abi", "kernel", "huge pages", "address space", "driver", "torch", "vllm-omni"]
+NAMES = ["python", "library", "version", "abi", "kernel", "memory", "huge pages", "address space"]
+NAMES += ["driver", "torch", "vllm-omni"]
 
 
 def only(check: Callable) -> Finding:
@@ -168,6 +169,35 @@ def test_kernels(monkeypatch, tmp_path, kernel, wanted, flags, level):
 
 
 # ------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(
+    ("own", "limits", "limit"),
+    [
+        ("0::/a/b\n", {}, ""),
+        ("0::/a/b\n", {"a/b/memory.max": "max"}, ""),
+        ("0::/a/b\n", {"a/b/memory.max": 6 << 30}, "6.0 GiB"),
+        ("0::/a/b\n", {"a/b/memory.max": 6 << 30, "a/memory.max": 3 << 30}, "3.0 GiB"),
+        ("0::/\n", {"memory.max": 1 << 30}, "1.0 GiB"),
+        ("0::/../seen/from/inside\n", {"memory.max": 1 << 30}, "1.0 GiB"),
+        ("3:cpu:/x\n4:memory,blkio:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": 2 << 30}, "2.0 GiB"),
+        ("4:memory:/of/the/host\n", {"memory/memory.limit_in_bytes": 2 << 30}, "2.0 GiB"),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": 1 << 62}, ""),
+    ],
+)
+def test_memory(monkeypatch, tmp_path, own, limits, limit):
+    (tmp_path / "meminfo").write_text(f"MemTotal: {8 << 20} kB\nMemFree: 1 kB\nMemAvailable: {5 << 20} kB\n")
+    (tmp_path / "cgroup").write_text(own)
+    for name, value in limits.items():
+        path = tmp_path / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+    monkeypatch.setattr(doctor, "_MEMORY_INFO", tmp_path / "meminfo")
+    monkeypatch.setattr(doctor, "_OWN_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(doctor, "_CGROUPS", tmp_path / "groups")
+    finding = only(doctor.check_memory)
+    assert finding.level is Level.OK
+    assert finding.text == "8.0 GiB, 5.0 GiB of it available" + (limit and f"; limited to {limit} by the control group")
 
 
 @pytest.mark.parametrize(
