@@ -155,7 +155,7 @@ func pcgo_context_create(options *C.pc_context_options, context *C.pc_handle) (s
 		err = x.open(options, cfg)
 	}
 	if err != nil {
-		x.close()
+		_ = x.close()
 		return fail(err)
 	}
 	h, herr := handles.add(kindContext, x)
@@ -168,7 +168,7 @@ func pcgo_context_create(options *C.pc_context_options, context *C.pc_handle) (s
 		}
 	}
 	if herr != nil {
-		x.close()
+		_ = x.close()
 		return fail(herr)
 	}
 	if !tellMemory(&x.most, x.mostBytes(), "context cache", lowerPages) {
@@ -217,7 +217,7 @@ func (x *contextCache) mostBytes() int64 {
 }
 
 // close gives back what open got so far.
-func (x *contextCache) close() {
+func (x *contextCache) close() error {
 	x.most.end()
 	for _, t := range x.tables {
 		if t == nil {
@@ -230,13 +230,15 @@ func (x *contextCache) close() {
 		t.mu.Unlock()
 	}
 	if x.dev == nil {
-		return
+		return nil
 	}
-	x.store.close(x.dev, x.stream)
-	if x.pinned != nil {
-		_ = x.dev.FreeHost(x.pinned)
-	}
-	_ = x.dev.Close()
+	return giveBack("context cache", x.dev, func(g *giving) {
+		x.store.close(g, x.dev, x.stream)
+		if x.pinned != nil {
+			g.back(func() error { return x.dev.FreeHost(x.pinned) })
+		}
+		g.back(x.dev.Close)
+	})
 }
 
 //export pcgo_context_destroy
@@ -264,11 +266,11 @@ func pcgo_context_destroy(h *C.pc_handle) (st C.pc_status) {
 	*h = 0
 	x = object.(*contextCache)
 	_, _ = handles.remove(x.manager, kindManager, "manager")
-	if !x.letGo() { // else nobody knows what is running on its memory and tables: they are given up
-		x.c.Manager().Close()
-		x.close()
+	if x.letGo() { // nobody knows what is running on its memory and tables: they are given up
+		return C.PC_OK
 	}
-	return C.PC_OK
+	x.c.Manager().Close()
+	return fail(x.close())
 }
 
 // beginClose asks core whether the coordinator may be destroyed. From here on nobody

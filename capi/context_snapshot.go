@@ -140,11 +140,10 @@ func (s *snapshotStore) regions() []gpu.Region {
 	return r
 }
 
-func (s *snapshotStore) close(dev gpu.Device, stream gpu.Stream) {
-	for _, a := range [...]*gpu.Addr{&s.recurrent, &s.partial} {
-		if *a != 0 {
-			_ = dev.Free(stream, *a)
-			*a = 0
+func (s *snapshotStore) close(g *giving, dev gpu.Device, stream gpu.Stream) {
+	for _, a := range [...]gpu.Addr{s.recurrent, s.partial} {
+		if a != 0 {
+			g.back(func() error { return dev.Free(stream, a) })
 		}
 	}
 }

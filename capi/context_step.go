@@ -10,6 +10,7 @@ import (
 
 	"libprefixcache/core/coordinator"
 	"libprefixcache/core/status"
+	"libprefixcache/gpu"
 )
 
 // One export per step of a request's walk, in the order of the walk.
@@ -79,12 +80,21 @@ func plainStep(ctx, request C.pc_handle, work *C.pc_work, step func(*coordinator
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := checkWork(work); err != nil {
+	if err := x.checkStep(work); err != nil {
 		return fail(err)
 	}
 	h := coordinator.Handle(request)
 	n, err := step(x.c, h, x.commands)
 	return x.begin(h, n, err, work)
+}
+
+// checkStep checks what every step has in common before core plans it: the output, and
+// that this thread can enqueue on the stream. What core has planned it cannot take back.
+func (x *contextCache) checkStep(work *C.pc_work) error {
+	if err := checkWork(work); err != nil {
+		return err
+	}
+	return x.dev.Check(x.stream, nil)
 }
 
 //export pcgo_context_prepare_prefill
@@ -171,7 +181,7 @@ func pcgo_context_prepare_decode(ctx, request C.pc_handle, base, draft C.int32_t
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := checkWork(work); err != nil {
+	if err := x.checkStep(work); err != nil {
 		return fail(err)
 	}
 	h := coordinator.Handle(request)
@@ -186,7 +196,7 @@ func pcgo_context_complete_decode(ctx, request C.pc_handle, a *C.pc_advance, wor
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := checkWork(work); err != nil {
+	if err := x.checkStep(work); err != nil {
 		return fail(err)
 	}
 	common, publishable, serr := x.advance(a, true)
@@ -206,7 +216,7 @@ func pcgo_context_begin_compaction(ctx, request C.pc_handle, oldToNew *C.int32_t
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := checkWork(work); err != nil {
+	if err := x.checkStep(work); err != nil {
 		return fail(err)
 	}
 	m, serr := slice[int32]("old_to_new", unsafe.Pointer(oldToNew), count)
@@ -252,12 +262,29 @@ func pcgo_context_move_slots(ctx C.pc_handle, model C.uint32_t, oldToNew *C.int3
 			next++
 		}
 	}
+	region := gpu.Region{Name: "lengths", Addr: uintptr(lengths), Place: gpu.OnDevice}
+	if lengths != 0 {
+		region.Bytes = 4 * int64(x.maxBatch)
+	}
+	if err := x.dev.Check(x.stream, []gpu.Region{region}); err != nil {
+		return fail(err)
+	}
 	return fail(x.store.moveSlots(x.dev, x.stream, m, uint64(lengths), model == C.PC_BASE))
 }
 
 //export pcgo_context_finish
-func pcgo_context_finish(ctx, request C.pc_handle, work *C.pc_work) C.pc_status {
-	return plainStep(ctx, request, work, (*coordinator.Coordinator).Finish)
+func pcgo_context_finish(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_status) {
+	x, serr := enterContext(ctx)
+	defer x.leave(&st)
+	if serr != nil {
+		return fail(serr)
+	}
+	if err := checkWork(work); err != nil { // it enqueues nothing: any thread may end a request
+		return fail(err)
+	}
+	h := coordinator.Handle(request)
+	n, err := x.c.Finish(h, x.commands)
+	return x.begin(h, n, err, work)
 }
 
 //export pcgo_context_abandon

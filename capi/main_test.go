@@ -68,6 +68,13 @@ func newStage(t testing.TB, seed uint64) *stage {
 	return s
 }
 
+// given runs what gives something back.
+func given(parts func(*giving)) error {
+	g := &giving{}
+	parts(g)
+	return g.err
+}
+
 // end gives back what the model has. What the cache left behind is a leak.
 func (s *stage) end() {
 	for a := range s.live {

@@ -7,7 +7,6 @@ import "C"
 
 import (
 	"math"
-	"runtime"
 	"sync"
 	"unsafe"
 
@@ -157,7 +156,7 @@ func newOmni(cfg omni.Config) (*omniCache, error) {
 }
 
 // close stops the cache and gives everything back. No call is inside.
-func (o *omniCache) close() (err error) {
+func (o *omniCache) close() error {
 	defer o.most.end()
 	o.cache.Shutdown()
 	if o.warmer != nil {
@@ -169,33 +168,11 @@ func (o *omniCache) close() (err error) {
 	if o.device.dev == nil {
 		return o.cache.Free()
 	}
-	// On a thread of its own: the caller's may have another context, or be a
-	// finalizer's. It ends with the goroutine, and the context it got with it.
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer func() {
-			if r := recover(); r != nil {
-				var st C.pc_status
-				caught(&st, r)
-				err = status.New(status.Internal, "internal error: %v", r)
-			}
-		}()
-		runtime.LockOSThread()
-		err = o.closeDevice()
-	}()
-	<-done
-	return err
-}
-
-func (o *omniCache) closeDevice() error {
-	err := twice(o.device.dev.Bind)
-	for _, step := range [...]func() error{o.device.quiesce, o.cache.Free, o.device.close} {
-		if e := step(); err == nil {
-			err = e
-		}
-	}
-	return err
+	return giveBack("omni cache", o.device.dev, func(g *giving) {
+		o.device.quiesce(g)
+		g.back(o.cache.Free)
+		o.device.close(g)
+	})
 }
 
 // AwaitJob and JobDone are core's for the committer, whose thread no panic may leave: a

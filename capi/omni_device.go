@@ -207,27 +207,21 @@ func (d *omniDevice) bind() error {
 
 // close gives back what open and the steps took; the cache's pages are unpinned
 // already, and no call runs.
-func (d *omniDevice) close() (err error) {
+func (d *omniDevice) close(g *giving) {
 	if d.dev == nil {
-		return nil
+		return
 	}
-	first := func(e error) {
-		if err == nil {
-			err = e
-		}
-	}
-	first(twice(func() error { return d.dev.Drain(d.copies) }))
+	g.back(func() error { return d.dev.Drain(d.copies) })
 	if d.frozen != 0 {
-		first(twice(func() error { return d.dev.Free(d.copies, d.frozen) }))
+		g.back(func() error { return d.dev.Free(d.copies, d.frozen) })
 	}
 	for i := range d.landed {
 		d.freeEvent(&d.landed[i])
 	}
 	d.freeEvent(&d.marked)
 	d.watch.free(d)
-	first(twice(func() error { return d.dev.FreeStream(d.copies) }))
-	first(twice(d.dev.Close))
-	return err
+	g.back(func() error { return d.dev.FreeStream(d.copies) })
+	g.back(d.dev.Close)
 }
 
 func (d *omniDevice) freeEvent(e *gpu.Event) {
@@ -237,22 +231,12 @@ func (d *omniDevice) freeEvent(e *gpu.Event) {
 	}
 }
 
-// twice tries to give something back a second time: a driver call may report the
-// failure of work enqueued long before, and have done nothing.
-func twice(release func() error) error {
-	if err := release(); err == nil {
-		return nil
-	}
-	return release()
-}
-
 // quiesce waits for copies that nobody waited for: of a step that shutdown dropped.
 // Pages may be unpinned afterwards.
-func (d *omniDevice) quiesce() error {
-	if d.dev == nil {
-		return nil
+func (d *omniDevice) quiesce(g *giving) {
+	if d.dev != nil {
+		g.back(func() error { return d.dev.Drain(d.copies) })
 	}
-	return twice(func() error { return d.dev.Drain(d.copies) })
 }
 
 var _ omni.Executor = (*omniDevice)(nil)

@@ -27,9 +27,9 @@ func TestPagesOutliveTheCopiesOfADroppedStep(t *testing.T) {
 			Rows: []omni.KeyRows{{Key: id, Place: omni.OnDevice, Rows: p, Stride: 64}}}))
 		s.Overwrite(p, 64)
 		c.Shutdown()
-		ok(t, s.quiesce())
+		ok(t, given(s.quiesce))
 		ok(t, c.Free())
-		ok(t, s.close())
+		ok(t, given(s.close))
 		s.end()
 	})
 }

@@ -37,9 +37,9 @@ func (s *eventStage) save(p gpu.Addr, event gpu.Event) (uint64, error) {
 
 func (s *eventStage) end(t testing.TB) {
 	s.cache.Shutdown()
-	ok(t, s.quiesce())
+	ok(t, given(s.quiesce))
 	ok(t, s.cache.Free())
-	ok(t, s.close())
+	ok(t, given(s.close))
 	ok(t, s.model.Drain(s.producer))
 	ok(t, s.model.FreeStream(s.producer))
 	s.stage.end()

@@ -22,8 +22,8 @@ func TestDeviceTraceAgainstModel(t *testing.T) {
 					simcuda.Policy(simcuda.Late)
 				}
 				omnitest.Run(t, omnitest.Trace{Mode: mode, Seed: seed, Steps: 12, Device: s})
-				ok(t, s.quiesce())
-				ok(t, s.close())
+				ok(t, given(s.quiesce))
+				ok(t, given(s.close))
 				s.end()
 			})
 		})

@@ -83,12 +83,12 @@ func pcgo_table_create(options *C.pc_table_options, table *C.pc_handle) (st C.pc
 	}
 	t := &pageTable{mirror: gpu.Addr(options.device_address)}
 	if err := t.open(options); err != nil {
-		t.close()
+		_ = t.close()
 		return fail(err)
 	}
 	h, herr := handles.add(kindTable, t)
 	if herr != nil {
-		t.close()
+		_ = t.close()
 		return fail(herr)
 	}
 	t.entry = handles.at(h.index())
@@ -137,24 +137,26 @@ func (t *pageTable) open(o *C.pc_table_options) (err error) {
 }
 
 // close gives back what open got so far.
-func (t *pageTable) close() {
+func (t *pageTable) close() error {
 	t.most.end()
 	if t.dev == nil {
-		return
+		return nil
 	}
-	if t.uploaded != 0 {
-		if t.t.UploadPending() {
-			_ = t.settle()
+	return giveBack("page table", t.dev, func(g *giving) {
+		if t.uploaded != 0 {
+			if t.t.UploadPending() && !g.back(t.settle) {
+				return // a copy may still be under way: its memory stays
+			}
+			g.back(func() error { return t.dev.FreeEvent(t.uploaded) })
 		}
-		_ = t.dev.FreeEvent(t.uploaded)
-	}
-	if t.staging != nil {
-		_ = t.dev.FreeHost(t.staging)
-	}
-	if t.owned {
-		_ = t.dev.Free(gpu.LegacyStream, t.mirror)
-	}
-	_ = t.dev.Close()
+		if t.staging != nil {
+			g.back(func() error { return t.dev.FreeHost(t.staging) })
+		}
+		if t.owned {
+			g.back(func() error { return t.dev.Free(gpu.LegacyStream, t.mirror) })
+		}
+		g.back(t.dev.Close)
+	})
 }
 
 // exec carries out one command of the three that belong to a table.
@@ -269,11 +271,11 @@ func pcgo_table_destroy(h *C.pc_handle) (st C.pc_status) {
 	if _, err := handles.remove(handle(*h), kindTable, "table"); err != nil {
 		return fail(err)
 	}
-	if t != nil {
-		t.close()
-	}
 	*h = 0
-	return C.PC_OK
+	if t == nil {
+		return C.PC_OK
+	}
+	return fail(t.close())
 }
 
 //export pcgo_table_set_identity

@@ -459,6 +459,189 @@ TEST_F(DeviceCoordinator, EveryFailureOfTheDriverIsSurvived) {
     EXPECT_GT(poisoned, 0);
 }
 
+/// A request of one sequence through the C interface, and what each of its steps answers.
+struct OneRequest {
+    explicit OneRequest(Runtime& of) : runtime(of), api(Library::get()) {
+        tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+        auto admission = detail::sized<pc_admission>();
+        std::array<int64_t, 2> const cuts{0, 9};
+        admission.num_sequences = 1;
+        admission.tokens = tokens.data();
+        admission.token_offsets = cuts.data();
+        admission.stream = reinterpret_cast<uint64_t>(runtime.stream());
+        auto start = pc_sequence_start{};
+        EXPECT_EQ(api.context_begin(context(), &admission, &start, &request), PC_OK) << api.last_error();
+    }
+    pc_handle context() const { return handleOf(*runtime.coordinator); }
+
+    /// Carries a step out, with whatever work it hands out; the first refusal is the answer.
+    template <typename Step>
+    pc_status run(Step step) {
+        auto work = detail::sized<pc_work>();
+        pc_status status = step(&work);
+        while (status == PC_OK && work.count > 0) {
+            for (uint32_t i = 0; i < work.count; ++i) {
+                if (work.items[i].op == PC_WORK_SYNCHRONIZE) {
+                    runtime.synchronize();
+                }
+            }
+            status = api.context_report(context(), request, PC_WORK_DONE, &work);
+        }
+        return status;
+    }
+    pc_status preparePrefill() {
+        return run([&](pc_work* work) { return api.context_prepare_prefill(context(), request, work); });
+    }
+    pc_status capture() {
+        return run([&](pc_work* work) { return api.context_capture_prefill(context(), request, work); });
+    }
+    pc_status finalize() {
+        std::array<int64_t, 2> const cuts{0, 1};
+        std::array<int32_t, 1> const token{7}, committed{9};
+        auto advance = detail::sized<pc_advance>();
+        advance.num_sequences = 1;
+        advance.tokens = token.data();
+        advance.token_offsets = cuts.data();
+        advance.committed = committed.data();
+        return run([&](pc_work* work) { return api.context_finalize_prefill(context(), request, &advance, work); });
+    }
+    pc_status prepareDecode() {
+        return run([&](pc_work* work) { return api.context_prepare_decode(context(), request, 0, 0, work); });
+    }
+    pc_status completeDecode() {
+        std::array<int64_t, 2> const cuts{0, 1};
+        std::array<int32_t, 1> const token{7}, committed{10};
+        auto advance = detail::sized<pc_advance>();
+        advance.num_sequences = 1;
+        advance.tokens = token.data();
+        advance.token_offsets = cuts.data();
+        advance.committed = committed.data();
+        return run([&](pc_work* work) { return api.context_complete_decode(context(), request, &advance, work); });
+    }
+    pc_status moveSlots() {
+        std::array<int32_t, 2> const map{-1, 0};
+        return api.context_move_slots(context(), PC_BASE, map.data(), map.size(), runtime.cache.lengths);
+    }
+    pc_status finish() {
+        return run([&](pc_work* work) { return api.context_finish(context(), request, work); });
+    }
+
+    Runtime& runtime;
+    pc_api const& api;
+    std::vector<int32_t> tokens;
+    pc_handle request = 0;
+};
+
+// A step on a stream that is being captured, or on a thread with another context, is
+// refused before anything changed: it can be tried again, and ends well.
+TEST_F(DeviceCoordinator, AStepThatCannotBeEnqueuedChangesNothing) {
+    simcuda_reset(1);
+    {
+        Runtime runtime(1);
+        OneRequest r(runtime);
+        CUcontext own = nullptr;
+        CUcontext other = nullptr;
+        must(cuCtxGetCurrent(&own), "cuCtxGetCurrent");
+        must(cuCtxCreate(&other, 0, 0), "cuCtxCreate");
+        must(cuCtxSetCurrent(own), "cuCtxSetCurrent");
+        auto* const stream = reinterpret_cast<CUstream>(runtime.stream());
+        using Step = pc_status (OneRequest::*)();
+        for (Step step : {&OneRequest::preparePrefill, &OneRequest::capture, &OneRequest::finalize, &OneRequest::prepareDecode,
+                          &OneRequest::completeDecode, &OneRequest::moveSlots}) {
+            runtime.synchronize();
+            bool const enqueues = step != &OneRequest::finalize;
+            if (enqueues) {
+                simcuda_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+                EXPECT_EQ((r.*step)(), PC_ERROR_WRONG_STATE);
+                EXPECT_NE(std::string(r.api.last_error()).find("captured"), std::string::npos) << r.api.last_error();
+                EXPECT_EQ(simcuda_end_capture(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE) << "the capture is still good";
+                must(cuCtxSetCurrent(other), "cuCtxSetCurrent");
+                EXPECT_EQ((r.*step)(), PC_ERROR_INVALID_ARGUMENT);
+                EXPECT_NE(std::string(r.api.last_error()).find("context"), std::string::npos) << r.api.last_error();
+                must(cuCtxSetCurrent(own), "cuCtxSetCurrent");
+            }
+            ASSERT_EQ((r.*step)(), PC_OK) << r.api.last_error();
+        }
+        EXPECT_EQ(r.finish(), PC_OK) << r.api.last_error();
+        runtime.checkTheEnd();
+    }
+    EXPECT_EQ(text(simcuda_report), "");
+    EXPECT_EQ(text(simcuda_leaks), "");
+}
+
+// Moving slots takes lengths on the device only, and says so before it moves any.
+TEST_F(DeviceCoordinator, MoveSlotsRefusesLengthsOfTheHost) {
+    simcuda_reset(1);
+    Runtime runtime(1);
+    pc_api const& api = Library::get();
+    std::array<int32_t, kBatch> host{};
+    std::array<int32_t, 2> const map{-1, 0};
+    auto const before = simcuda_calls("cuMemcpyDtoDAsync_v2");
+    EXPECT_EQ(api.context_move_slots(handleOf(*runtime.coordinator), PC_BASE, map.data(), 2,
+                                     reinterpret_cast<uint64_t>(host.data())),
+              PC_ERROR_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(api.last_error()).find("lengths"), std::string::npos) << api.last_error();
+    EXPECT_EQ(simcuda_calls("cuMemcpyDtoDAsync_v2"), before);
+}
+
+// Whichever driver call of a destroy fails once, nothing is left behind.
+TEST_F(DeviceCoordinator, DestroyGivesEverythingBackWhateverFails) {
+    int failures = 0;
+    for (int n = 1; n < 40 && !HasFailure(); ++n) {
+        SCOPED_TRACE(n);
+        {
+            Runtime runtime(static_cast<uint64_t>(n));
+            runtime.request();
+            EXPECT_EQ(runtime.coordinator->shutdown(), Status::kOk);
+            runtime.synchronize();
+            simcuda_fail_nth(SIMCUDA_ANY, n, CUDA_ERROR_OUT_OF_MEMORY);
+            runtime.coordinator.reset();
+            failures += simcuda_armed() == 0 ? 1 : 0;
+            simcuda_fail_nth(SIMCUDA_ANY, 0, CUDA_SUCCESS);
+        }
+        EXPECT_EQ(text(simcuda_report), "");
+        EXPECT_EQ(text(simcuda_leaks), "");
+    }
+    EXPECT_GT(failures, 10);
+}
+
+// C-78: a runtime that uploads a table itself may do so on another stream, whose copy a
+// synchronisation of the coordinator's stream says nothing about.
+TEST_F(DeviceCoordinator, C78_AnUploadOnAnotherStreamIsWaitedFor) {
+    simcuda_reset(1);
+    {
+        Runtime runtime(1);
+        simcuda_policy(SIMCUDA_LATE);
+        CUstream other = nullptr;
+        must(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+        pc_api const& api = Library::get();
+        auto request = [&] {
+            OneRequest r(runtime);
+            EXPECT_EQ(r.preparePrefill(), PC_OK) << api.last_error();
+            EXPECT_EQ(r.finish(), PC_OK) << api.last_error();
+        };
+        auto uploads = [] { return simcuda_calls("cuMemcpyHtoDAsync_v2"); };
+        request();
+        // The row that the next request will have is there already, so that it uploads
+        // nothing, and waits for nothing, and only synchronises its own stream.
+        std::array<int32_t, 1> const slot{0};
+        std::array<int32_t, 3> const pages{3, 4, 5};
+        std::array<int64_t, 2> const cuts{0, 3};
+        auto const table = runtime.mTable.handle();
+        EXPECT_EQ(api.table_set_rows(table, slot.data(), 1, pages.data(), cuts.data()), PC_OK) << api.last_error();
+        EXPECT_EQ(api.table_upload(table, reinterpret_cast<uint64_t>(other), nullptr), PC_OK);
+        auto const before = uploads();
+        request();
+        EXPECT_EQ(uploads(), before);
+        request();
+        EXPECT_EQ(uploads(), before + 1);
+        must(cuStreamSynchronize(other), "cuStreamSynchronize");
+        must(cuStreamDestroy(other), "cuStreamDestroy");
+    }
+    EXPECT_EQ(text(simcuda_report), "");
+    EXPECT_EQ(text(simcuda_leaks), "");
+}
+
 TEST_F(DeviceCoordinator, BuffersThatAreNotOnTheDeviceAreRefused) {
     simcuda_reset(1);
     Runtime runtime(1);

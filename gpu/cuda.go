@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"runtime"
 	"sync/atomic"
 
 	"gorgonia.org/cu"
@@ -120,6 +121,19 @@ func (d *CUDA) Bind() error {
 	// CUDA_ERROR_NOT_FOUND: a driver older than capture modes cannot be spoiled.
 	relaxCapture()
 	return nil
+}
+
+func (d *CUDA) Enter() (func(), error) {
+	runtime.LockOSThread()
+	mode, code := enter(d.ctx)
+	if code != 0 {
+		runtime.UnlockOSThread()
+		return nil, cudaError("cuCtxPushCurrent", code, "device %d", d.ordinal)
+	}
+	return func() {
+		leave(mode)
+		runtime.UnlockOSThread()
+	}, nil
 }
 
 // Close gives the memory pool back. With something still live it changes

@@ -120,6 +120,21 @@ int gpu_relax_capture(void) {
     return cuThreadExchangeStreamCaptureMode(&mode);
 }
 
+int gpu_enter(uintptr_t ctx, int *mode) {
+    CUresult r = cuCtxPushCurrent((CUcontext)ctx);
+    if (r != CUDA_SUCCESS) return r;
+    CUstreamCaptureMode m = CU_STREAM_CAPTURE_MODE_RELAXED;
+    *mode = cuThreadExchangeStreamCaptureMode(&m) == CUDA_SUCCESS ? (int)m : CU_STREAM_CAPTURE_MODE_RELAXED;
+    return CUDA_SUCCESS;
+}
+
+void gpu_leave(int mode) {
+    CUstreamCaptureMode m = (CUstreamCaptureMode)mode;
+    CUcontext own = NULL;
+    cuThreadExchangeStreamCaptureMode(&m);
+    cuCtxPopCurrent(&own);
+}
+
 /* Portable: the memory counts as pinned in every context of the process. */
 int gpu_host_alloc(void **p, size_t bytes) { return cuMemHostAlloc(p, bytes, CU_MEMHOSTALLOC_PORTABLE); }
 int gpu_host_register(void *p, size_t bytes) { return cuMemHostRegister(p, bytes, CU_MEMHOSTREGISTER_PORTABLE); }

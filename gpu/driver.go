@@ -4,6 +4,7 @@ package gpu
 #cgo LDFLAGS: -lcuda -ldl
 #cgo noescape gpu_stream_context
 #cgo noescape gpu_stream_capturing
+#cgo noescape gpu_enter
 #cgo noescape gpu_host_alloc
 #cgo noescape gpu_pool_create
 #cgo noescape gpu_pool_alloc
@@ -14,6 +15,7 @@ package gpu
 #cgo nocallback gpu_stream_capturing
 #cgo nocallback gpu_stream_query
 #cgo nocallback gpu_event_query
+#cgo nocallback gpu_enter
 #cgo nocallback gpu_host_alloc
 #cgo nocallback gpu_pool_create
 #cgo nocallback gpu_pool_alloc
@@ -102,6 +104,13 @@ func streamWait(s Stream) int  { return int(C.gpu_stream_wait(C.uintptr_t(s))) }
 func eventQuery(e Event) int   { return int(C.gpu_event_query(C.uintptr_t(e))) }
 func eventWait(e Event) int    { return int(C.gpu_event_wait(C.uintptr_t(e))) }
 func relaxCapture() int        { return int(C.gpu_relax_capture()) }
+
+func enter(c Context) (mode, code int) {
+	var m C.int
+	r := C.gpu_enter(C.uintptr_t(c), &m)
+	return int(m), int(r)
+}
+func leave(mode int) { C.gpu_leave(C.int(mode)) }
 
 func hostAlloc(bytes int64) (unsafe.Pointer, int) {
 	var p unsafe.Pointer

@@ -47,6 +47,9 @@ int gpu_event_query(uintptr_t event);
 int gpu_event_wait(uintptr_t event);
 /* Relaxed mode for good, for a thread of ours. */
 int gpu_relax_capture(void);
+/* Makes the context current and the mode relaxed until gpu_leave, which gets mode back. */
+int gpu_enter(uintptr_t ctx, int *mode);
+void gpu_leave(int mode);
 
 int gpu_host_alloc(void **p, size_t bytes);
 int gpu_host_register(void *p, size_t bytes);

@@ -299,8 +299,10 @@ PC_API pc_status pc_omni_shutdown(pc_handle cache);
 
 /*
  * Shut down and free. Sets *cache to 0. Null and a zero handle are legal.
- * A call still running on another thread returns first.
- * Returns PC_OK, PC_ERROR_BAD_HANDLE.
+ * A call still running on another thread returns first. Any thread, whatever CUDA
+ * context it has.
+ * Returns PC_OK, PC_ERROR_BAD_HANDLE; PC_ERROR_DEVICE when it is destroyed, but some
+ * of its memory could not be given back.
  */
 PC_API pc_status pc_omni_destroy(pc_handle *cache);
 
@@ -1202,8 +1204,9 @@ PC_API pc_status pc_table_create(const pc_table_options *options, pc_handle *tab
 
 /*
  * Wait for a pending upload and free. Sets *table to 0. Null and a zero handle
- * are legal.
- * Returns PC_OK, PC_ERROR_BUSY (a coordinator uses it).
+ * are legal. Any thread, whatever CUDA context it has.
+ * Returns PC_OK, PC_ERROR_BUSY (a coordinator uses it); PC_ERROR_DEVICE when it is
+ * destroyed, but some of its memory could not be given back.
  */
 PC_API pc_status pc_table_destroy(pc_handle *table);
 
@@ -1460,10 +1463,11 @@ PC_API pc_status pc_context_validate_deployment(const pc_deployment *deployment,
 PC_API pc_status pc_context_create(const pc_context_options *options, pc_handle *context);
 
 /*
- * Free a coordinator without requests. Sets *context to 0. Null and a zero handle
- * are legal.
+ * Free a coordinator without requests, while its stream still exists. Sets *context to
+ * 0. Null and a zero handle are legal. Any thread, whatever CUDA context it has.
  * Returns PC_OK, PC_ERROR_BUSY (a request is live or quarantined: its memory may
- * still be written to).
+ * still be written to); PC_ERROR_DEVICE when it is destroyed, but some of its memory
+ * could not be given back.
  */
 PC_API pc_status pc_context_destroy(pc_handle *context);
 
@@ -1657,7 +1661,9 @@ PC_API pc_status pc_context_compact(pc_handle context, pc_handle request, pc_wor
  *   model              PC_BASE, PC_DRAFT
  *   old_to_new, count  values and count of the work item
  *   lengths            address of max_batch int32; 0: none
- * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_DEVICE.
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE (the stream is being
+ * captured), PC_ERROR_DEVICE: some slots may have moved, so do not repeat it, but
+ * report PC_WORK_FAILED.
  */
 PC_API pc_status pc_context_move_slots(pc_handle context, uint32_t model, const int32_t *old_to_new, uint64_t count,
                                        uint64_t lengths);

@@ -28,7 +28,9 @@ type PageTable struct {
 	dirty         int32 // rows with rowDirty
 	identity      bool
 	planned       bool // an upload was handed out and not yet reported
-	uploadPending bool // its event may still be unfinished on the device
+	direct        bool // and it is PlanUpload's, for any stream
+	uploadPending bool // the event of an upload may still be unfinished on the device
+	foreign       bool // and that may be of another stream than the coordinator's
 }
 
 const (

@@ -264,15 +264,64 @@ func TestC78_StagingIsRewrittenOnlyAfterTheEarlierCopy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	table.Drained() // the stream was synchronised: no wait needed
-	if err := table.SetRow(0, []int32{3}); err != nil {
-		t.Fatal(err)
+	// Uploads of a coordinator and of its table's owner, in turn. Only the former are on
+	// the stream that a synchronisation is of.
+	dst := make([]Command, table.UploadCommands())
+	page := int32(0)
+	upload := func(direct, ok bool) (waits bool) {
+		t.Helper()
+		page = 1 - page
+		if err := table.SetRow(0, []int32{page}); err != nil {
+			t.Fatal(err)
+		}
+		l := list{dst: dst}
+		if direct {
+			n, err := table.PlanUpload(Base, dst)
+			if l.n = n; err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			table.plan(Base, &l)
+		}
+		table.FinishUpload(ok)
+		return dst[0].Kind == CmdWaitUpload
 	}
-	if got := m.apply(t, table); got[0].Kind == CmdWaitUpload {
-		t.Errorf("upload %v waits although the stream was drained", got)
+	for i, s := range []struct {
+		direct, failed, drained bool
+		waits                   bool // the next one
+	}{
+		{drained: false, waits: true},
+		{drained: true, waits: false},
+		{direct: true, drained: true, waits: true},
+		{drained: true, waits: false},
+		{direct: true, drained: false, waits: true},
+		{failed: true, drained: true, waits: true}, // did it wait for the one before?
+		{drained: true, waits: false},
+		{failed: true, drained: true, waits: false},
+		{direct: true, failed: true, drained: true, waits: true},
+		{direct: true, drained: true, waits: true},
+	} {
+		upload(s.direct, !s.failed)
+		if s.drained {
+			table.Drained()
+		}
+		if table.UploadPending() != s.waits {
+			t.Errorf("after upload %d, %+v: pending is %v", i, s, table.UploadPending())
+		}
+	}
+	if !upload(false, true) {
+		t.Error("an upload does not wait for one of another stream")
+	}
+	table.Drained()
+	if upload(false, true) {
+		t.Error("an upload waits although the stream was drained")
+	}
+	table.Leave() // the next coordinator may have another stream
+	table.Drained()
+	if !upload(false, true) {
+		t.Error("an upload does not wait for one of a former coordinator")
 	}
 	// A row that changes while its upload is out is dirty again.
-	dst := make([]Command, table.UploadCommands())
 	_ = table.SetRow(1, []int32{4})
 	if n, err := table.PlanUpload(Base, dst); n == 0 || err != nil {
 		t.Fatal(n, err)

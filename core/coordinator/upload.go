@@ -29,6 +29,7 @@ func (t *PageTable) PlanUpload(cache Cache, dst []Command) (int, error) {
 	}
 	l := list{dst: dst}
 	t.plan(cache, &l)
+	t.direct = true
 	return l.n, nil
 }
 
@@ -64,7 +65,8 @@ func (t *PageTable) FinishUpload(ok bool) {
 	if !t.planned {
 		return
 	}
-	t.planned = false
+	t.foreign = t.direct || t.foreign && !ok // one that failed may not have waited for the one before
+	t.planned, t.direct = false, false
 	t.uploadPending = true // even a failed one may have enqueued a copy
 	for b := range t.maxBatch {
 		if t.state[b]&rowPlanned == 0 {
@@ -81,10 +83,15 @@ func (t *PageTable) FinishUpload(ok bool) {
 // unfinished: the owner waits for it before it frees the device mirror.
 func (t *PageTable) UploadPending() bool { return t.uploadPending }
 
-// Drained tells the table that the stream was synchronised since the last
-// upload, so that the next one need not wait (C-78).
+// Drained tells the table that the stream of its coordinator was synchronised since
+// the last upload, so that the next one need not wait (C-78). An upload that was made
+// through PlanUpload may be on another stream: only a wait ends it.
 func (t *PageTable) Drained() {
-	if !t.planned {
+	if !t.planned && !t.foreign {
 		t.uploadPending = false
 	}
 }
+
+// Leave tells the table that its coordinator is no more: the next one may have another
+// stream.
+func (t *PageTable) Leave() { t.foreign = t.uploadPending }

@@ -199,6 +199,57 @@ TEST_F(DeviceTable, DestroyWaitsForAPendingUpload) {
     }
 }
 
+// Whichever driver call of a destroy fails once, nothing is left behind.
+TEST_F(DeviceTable, DestroyGivesEverythingBackWhateverFails) {
+    int failures = 0;
+    for (int n = 1; n < 40; n++) {
+        open(static_cast<uint64_t>(n));
+        simcuda_policy(SIMCUDA_LATE);
+        ASSERT_EQ(upload(), PC_OK);
+        simcuda_fail_nth(SIMCUDA_ANY, n, CUDA_ERROR_OUT_OF_MEMORY);
+        EXPECT_EQ(api->table_destroy(&table), PC_OK) << api->last_error();
+        failures += simcuda_armed() == 0;
+        simcuda_fail_nth(0, 0, CUDA_SUCCESS);
+        close();
+        ASSERT_FALSE(HasFailure()) << "call " << n;
+    }
+    EXPECT_GT(failures, 5);
+}
+
+// What cannot be given back is said, and memory that a copy may still read stays.
+TEST_F(DeviceTable, DestroySaysWhatItCouldNotGiveBack) {
+    open(1);
+    simcuda_policy(SIMCUDA_LATE);
+    simcuda_fail_operation(1, CUDA_ERROR_LAUNCH_FAILED);  // the copy of the upload: the context is lost with it
+    ASSERT_EQ(upload(), PC_OK);
+    EXPECT_EQ(api->table_destroy(&table), PC_ERROR_DEVICE);
+    EXPECT_EQ(table, 0u);
+    EXPECT_NE(std::string(api->last_error()).find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos) << api->last_error();
+    EXPECT_EQ(faults(), "");
+    simcuda_reset(1);
+}
+
+// The thread that destroys may have another context, or none, current.
+TEST_F(DeviceTable, DestroyWorksInAnyContext) {
+    for (bool another : {true, false}) {
+        open(1);
+        CUcontext own, other, current;
+        ASSERT_EQ(cuCtxGetCurrent(&own), CUDA_SUCCESS);
+        while (cuCtxPopCurrent(&other) == CUDA_SUCCESS) {
+        }
+        if (another) {
+            ASSERT_EQ(cuCtxCreate(&other, 0, 0), CUDA_SUCCESS);
+        }
+        ASSERT_EQ(cuCtxGetCurrent(&other), CUDA_SUCCESS);
+        ASSERT_EQ(another, other != nullptr);
+        ASSERT_EQ(api->table_destroy(&table), PC_OK) << api->last_error();
+        ASSERT_EQ(cuCtxGetCurrent(&current), CUDA_SUCCESS);
+        EXPECT_EQ(current, other) << "what was current still is";
+        ASSERT_EQ(cuCtxSetCurrent(own), CUDA_SUCCESS);
+        close();
+    }
+}
+
 TEST_F(DeviceTable, HostPointerAsDeviceCopyIsRefused) {
     open(1);
     std::vector<int32_t> host(kBatch * 2 * kWidth);

@@ -1,0 +1,49 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"fmt"
+
+	"libprefixcache/gpu"
+)
+
+// giving is what becomes of giving an object's parts back: each is tried, whatever
+// became of the others, and the first error is the one to tell.
+type giving struct{ err error }
+
+func (g *giving) back(release func() error) bool {
+	err := twice(release)
+	if g.err == nil {
+		g.err = err
+	}
+	return err == nil
+}
+
+// twice tries to give something back a second time: a driver call may report the
+// failure of work enqueued long before, and have done nothing.
+func twice(release func() error) error {
+	if err := release(); err == nil {
+		return nil
+	}
+	return release()
+}
+
+// giveBack gives back what an object has on dev. The caller's thread may have another
+// context current, or be a finalizer's. What cannot be given back is an error, and in
+// the log: those who destroy in a destructor do not look.
+func giveBack(what string, dev gpu.Device, parts func(*giving)) error {
+	g := &giving{}
+	var leave func()
+	if g.back(func() (err error) { leave, err = dev.Enter(); return err }) {
+		defer leave()
+	}
+	parts(g)
+	if g.err != nil {
+		logLine(C.PC_LOG_ERROR, fmt.Sprintf("%s: not all of its memory could be given back: %v", what, g.err))
+	}
+	return g.err
+}
