@@ -233,7 +233,7 @@ func (x *contextCache) close() error {
 		return nil
 	}
 	return giveBack("context cache", x.dev, func(g *giving) {
-		x.store.close(g, x.dev, x.stream)
+		x.store.close(g, x.dev)
 		if x.pinned != nil {
 			g.back(func() error { return x.dev.FreeHost(x.pinned) })
 		}

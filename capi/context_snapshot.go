@@ -19,8 +19,8 @@ type snapshotStore struct {
 	layout         coordinator.SnapshotLayout
 	recurrentBytes int64 // of one slot
 	partialBytes   int64
-	recurrent      gpu.Addr // 0: none
-	partial        gpu.Addr
+	recurrent      slab
+	partial        slab
 	bytes          int64 // of both
 
 	captured, restored, moved int64 // bytes so far
@@ -110,12 +110,12 @@ func (s *snapshotStore) open(dev gpu.Device, stream gpu.Stream, c *coordinator.C
 	if err := dev.Check(stream, s.regions()); err != nil {
 		return err
 	}
-	if s.recurrent, err = dev.Alloc(stream, int64(recurrent)*s.recurrentBytes); err != nil {
+	if err = s.recurrent.open(dev, int64(recurrent)*s.recurrentBytes); err != nil {
 		return err
 	}
 	s.bytes = int64(recurrent) * s.recurrentBytes
 	if partial > 0 {
-		s.partial, err = dev.Alloc(stream, int64(partial)*s.partialBytes)
+		err = s.partial.open(dev, int64(partial)*s.partialBytes)
 		s.bytes += int64(partial) * s.partialBytes
 	}
 	return err
@@ -140,12 +140,9 @@ func (s *snapshotStore) regions() []gpu.Region {
 	return r
 }
 
-func (s *snapshotStore) close(g *giving, dev gpu.Device, stream gpu.Stream) {
-	for _, a := range [...]gpu.Addr{s.recurrent, s.partial} {
-		if a != 0 {
-			g.back(func() error { return dev.Free(stream, a) })
-		}
-	}
+func (s *snapshotStore) close(g *giving, dev gpu.Device) {
+	s.recurrent.close(g, dev)
+	s.partial.close(g, dev)
 }
 
 // exec carries out one snapshot command. Ranges were checked by core.
@@ -160,7 +157,7 @@ func (s *snapshotStore) exec(dev gpu.Device, stream gpu.Stream, c *coordinator.C
 }
 
 func (s *snapshotStore) moveRecurrent(dev gpu.Device, stream gpu.Stream, c *coordinator.Command) error {
-	slot := s.recurrent + gpu.Addr(int64(c.Snapshot)*s.recurrentBytes)
+	slot := s.recurrent.at + gpu.Addr(int64(c.Snapshot)*s.recurrentBytes)
 	for i := range s.layout.Recurrent {
 		l := &s.layout.Recurrent[i]
 		for _, part := range [...]struct {
@@ -235,7 +232,7 @@ func (s *snapshotStore) moveSlots(dev gpu.Device, stream gpu.Stream, oldToNew []
 
 // movePage copies the first tokens of one page, in every layer (C-80).
 func (s *snapshotStore) movePage(dev gpu.Device, stream gpu.Stream, c *coordinator.Command) error {
-	slot := s.partial + gpu.Addr(int64(c.Snapshot)*s.partialBytes)
+	slot := s.partial.at + gpu.Addr(int64(c.Snapshot)*s.partialBytes)
 	for i := range s.layout.Attention {
 		a := &s.layout.Attention[i]
 		bytes := int64(c.Tokens) * s.tokenBytes(i)

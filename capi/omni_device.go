@@ -127,7 +127,7 @@ func (d *omniDevice) exec(c *omni.Command) (err error) {
 		err = d.reserve(stream, c.Bytes)
 	case omni.FreezeRows:
 		dst := d.frozen + gpu.Addr(c.Offset)
-		if c.Stride == c.RowBytes {
+		if c.Stride == c.RowBytes || c.Rows == 1 {
 			return d.dev.CopyOnDevice(stream, dst, gpu.Addr(c.Src), c.Rows*c.RowBytes)
 		}
 		return d.dev.CopyRows(stream, &gpu.Copy2D{Dst: dst, DstPitch: c.RowBytes, Src: gpu.Addr(c.Src), SrcPitch: c.Stride, Width: c.RowBytes, Height: c.Rows})

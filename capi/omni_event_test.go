@@ -72,7 +72,9 @@ func TestTheEventOfTheRowsIsWaitedFor(t *testing.T) {
 	})
 }
 
-// An event that cannot be waited for is a clear error, and nothing is enqueued.
+// An event that cannot be waited for is a clear error, and nothing is enqueued. Of one that
+// was recorded into a graph the driver says so while the capture goes on, which it ends
+// for that, and after it that the event has no value.
 func TestAnEventThatCannotBeWaitedForIsRefused(t *testing.T) {
 	s := newEventStage(t, 2)
 	p := must[gpu.Addr](t)(s.model.Alloc(s.stream, 64))
@@ -80,9 +82,17 @@ func TestAnEventThatCannotBeWaitedForIsRefused(t *testing.T) {
 
 	gone := must[gpu.Event](t)(s.model.NewEvent(0))
 	ok(t, s.model.FreeEvent(gone))
-	captured := must[gpu.Event](t)(s.model.NewEvent(0))
-	simcuda.Capture(uintptr(s.producer), simcuda.Relaxed)
-	simcuda.Record(uintptr(captured), uintptr(s.producer)) // by the model, into its own graph
+	record := func() gpu.Event {
+		e := must[gpu.Event](t)(s.model.NewEvent(0))
+		simcuda.Capture(uintptr(s.producer), simcuda.Relaxed)
+		simcuda.Record(uintptr(e), uintptr(s.producer)) // by the model, into its own graph
+		return e
+	}
+	former := record()
+	if !simcuda.EndCapture(uintptr(s.producer)) {
+		t.Error("the model's capture was spoiled")
+	}
+	captured := record()
 
 	for _, c := range []struct {
 		what  string
@@ -92,6 +102,7 @@ func TestAnEventThatCannotBeWaitedForIsRefused(t *testing.T) {
 	}{
 		{"destroyed", gone, status.InvalidArgument, "was destroyed or is none (cuEventQuery: CUDA_ERROR_INVALID_HANDLE)"},
 		{"an address of the host", 0x1230, status.InvalidArgument, "event 0x1230 was destroyed or is none"},
+		{"recorded into a graph that is done", former, status.WrongState, "was recorded into a CUDA graph (cuEventQuery: CUDA_ERROR_INVALID_VALUE)"},
 		{"recorded into a graph", captured, status.WrongState, "was recorded into a CUDA graph (cuEventQuery: CUDA_ERROR_CAPTURED_EVENT)"},
 	} {
 		before := simcuda.Ran() + simcuda.Queued()
@@ -103,8 +114,8 @@ func TestAnEventThatCannotBeWaitedForIsRefused(t *testing.T) {
 			t.Errorf("%s: %d operations were enqueued", c.what, n)
 		}
 	}
-	if !simcuda.EndCapture(uintptr(s.producer)) {
-		t.Error("the model's capture was spoiled")
+	if simcuda.EndCapture(uintptr(s.producer)) {
+		t.Error("the capture whose event was asked for went on, which no driver allows")
 	}
 	// The cache is as before: a save without an event goes on.
 	if step := must[uint64](t)(s.save(p, 0)); step != 1 {

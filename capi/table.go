@@ -20,7 +20,7 @@ type pageTable struct {
 	t        *coordinator.PageTable
 	dev      gpu.Device
 	mirror   gpu.Addr
-	owned    bool           // the mirror is ours
+	own      slab           // the mirror, where it is not the host's
 	staging  unsafe.Pointer // pinned, the size of the mirror
 	uploaded gpu.Event      // after the last upload (C-78)
 	recorded bool           // uploaded was recorded at least once
@@ -115,14 +115,10 @@ func (t *pageTable) open(o *C.pc_table_options) (err error) {
 	}
 	t.commands = make([]coordinator.Command, t.t.UploadCommands())
 	if t.mirror == 0 {
-		if t.mirror, err = t.dev.Alloc(gpu.LegacyStream, t.bytes()); err != nil {
+		if err = t.own.open(t.dev, t.bytes()); err != nil {
 			return err
 		}
-		t.owned = true
-		// Rows may be read by kernels of other streams from now on.
-		if err = t.dev.Drain(gpu.LegacyStream); err != nil {
-			return err
-		}
+		t.mirror = t.own.at
 	} else if err = t.dev.Check(gpu.LegacyStream, []gpu.Region{{Name: "options.device_address", Addr: uintptr(t.mirror), Bytes: t.bytes(), Place: gpu.OnDevice}}); err != nil {
 		return err
 	}
@@ -152,9 +148,7 @@ func (t *pageTable) close() error {
 		if t.staging != nil {
 			g.back(func() error { return t.dev.FreeHost(t.staging) })
 		}
-		if t.owned {
-			g.back(func() error { return t.dev.Free(gpu.LegacyStream, t.mirror) })
-		}
+		t.own.close(g, t.dev)
 		g.back(t.dev.Close)
 	})
 }

@@ -546,8 +546,8 @@ TEST_F(DeviceCoordinator, AStepThatCannotBeEnqueuedChangesNothing) {
         must(cuCtxSetCurrent(own), "cuCtxSetCurrent");
         auto* const stream = reinterpret_cast<CUstream>(runtime.stream());
         using Step = pc_status (OneRequest::*)();
-        for (Step step : {&OneRequest::preparePrefill, &OneRequest::capture, &OneRequest::finalize, &OneRequest::prepareDecode,
-                          &OneRequest::completeDecode, &OneRequest::moveSlots}) {
+        for (Step step : {&OneRequest::preparePrefill, &OneRequest::capture, &OneRequest::finalize,
+                          &OneRequest::prepareDecode, &OneRequest::completeDecode, &OneRequest::moveSlots}) {
             runtime.synchronize();
             bool const enqueues = step != &OneRequest::finalize;
             if (enqueues) {

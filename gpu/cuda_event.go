@@ -56,18 +56,18 @@ func (d *CUDA) Record(e Event, s Stream) error {
 
 // CheckEvent asks for the state of e. Waiting for an event that was recorded into a
 // graph would pull the waiting stream into that capture without an error. The query
-// tells, and knows destroyed events too.
+// tells, at the price of a capture that still goes on, which the driver then fails: it
+// has no call that asks for less. Whether it notices a destroyed event is up to it.
 func (d *CUDA) CheckEvent(e Event) error {
 	if e == 0 {
 		return nullEvent("check")
 	}
-	d.adopt()
-	switch code := eventQuery(e); code {
+	switch code := eventQuery(d.ctx, e); code {
 	case 0, notReady:
 		return nil
 	case invalidHandle:
 		return status.New(status.InvalidArgument, "event %#x was destroyed or is none (cuEventQuery: %s), expected an event that lives", uintptr(e), errorName(code))
-	case capturedEvent:
+	case capturedEvent, invalidValue: // while the capture goes on, and after it
 		return status.New(status.WrongState, "event %#x was recorded into a CUDA graph (cuEventQuery: %s), expected one that a stream reaches", uintptr(e), errorName(code))
 	default:
 		return cudaError("cuEventQuery", code, "event %#x", uintptr(e))
@@ -91,20 +91,14 @@ func (d *CUDA) Done(e Event) (bool, error) {
 	if e == 0 {
 		return false, nullEvent("query")
 	}
-	d.adopt()
-	return ready("cuEventQuery", eventQuery(e), uintptr(e))
+	return ready("cuEventQuery", eventQuery(d.ctx, e), uintptr(e))
 }
-
-// adopt makes the context current on a thread that has none. An event knows its own
-// context, so one that is current already may be any; but some calls want one.
-func (d *CUDA) adopt() { _ = d.admitThread("adopt") }
 
 func (d *CUDA) Await(e Event) error {
 	if e == 0 {
 		return nullEvent("await")
 	}
-	d.adopt()
-	if code := eventWait(e); code != 0 {
+	if code := eventWait(d.ctx, e); code != 0 {
 		return cudaError("cuEventSynchronize", code, "event %#x", uintptr(e))
 	}
 	return nil

@@ -3,8 +3,6 @@ package gpu
 import (
 	"unsafe"
 
-	"gorgonia.org/cu"
-
 	"libprefixcache/core/status"
 )
 
@@ -38,8 +36,8 @@ func (d *CUDA) FreeHost(p unsafe.Pointer) error {
 	if err := d.admitThread("free host"); err != nil {
 		return err
 	}
-	if err := cu.MemFreeHost(p); err != nil {
-		return wrap("cuMemFreeHost", err, "%#x", uintptr(p))
+	if code := hostFree(p); code != 0 {
+		return cudaError("cuMemFreeHost", code, "%#x", uintptr(p))
 	}
 	d.pinned.Add(-1)
 	return nil
@@ -87,11 +85,10 @@ func (d *CUDA) Alloc(s Stream, bytes int64) (Addr, error) {
 			return 0, cudaError("cuMemAllocFromPoolAsync", code, "%d bytes, stream %#x", bytes, uintptr(s))
 		}
 	} else {
-		p, err := cu.MemAlloc(bytes)
-		if err != nil {
-			return 0, wrap("cuMemAlloc", err, "%d bytes", bytes)
+		var code int
+		if a, code = deviceAlloc(bytes); code != 0 {
+			return 0, cudaError("cuMemAlloc", code, "%d bytes", bytes)
 		}
-		a = Addr(p)
 	}
 	d.blocks.Add(1)
 	return a, nil
@@ -113,8 +110,8 @@ func (d *CUDA) Free(s Stream, a Addr) error {
 		if code := streamWait(s); code != 0 {
 			return cudaError("cuStreamSynchronize", code, "stream %#x", uintptr(s))
 		}
-		if err := cu.MemFree(cu.DevicePtr(a)); err != nil {
-			return wrap("cuMemFree", err, "%#x", uintptr(a))
+		if code := deviceFree(a); code != 0 {
+			return cudaError("cuMemFree", code, "%#x", uintptr(a))
 		}
 	}
 	d.blocks.Add(-1)

@@ -112,8 +112,20 @@ int gpu_stream_capturing(uintptr_t stream, int *status) {
 
 int gpu_stream_query(uintptr_t stream) { RELAXED(cuStreamQuery(STREAM(stream))) }
 int gpu_stream_wait(uintptr_t stream) { RELAXED(cuStreamSynchronize(STREAM(stream))) }
-int gpu_event_query(uintptr_t event) { RELAXED(cuEventQuery((CUevent)event)) }
-int gpu_event_wait(uintptr_t event) { RELAXED(cuEventSynchronize((CUevent)event)) }
+
+static int ask(CUresult (*call)(CUevent), uintptr_t event) { RELAXED(call((CUevent)event)) }
+
+static int ask_somewhere(uintptr_t ctx, CUresult (*call)(CUevent), uintptr_t event) {
+    CUcontext current = NULL;
+    if (cuCtxGetCurrent(&current) != CUDA_SUCCESS || current || cuCtxPushCurrent((CUcontext)ctx) != CUDA_SUCCESS)
+        return ask(call, event);
+    int r = ask(call, event);
+    cuCtxPopCurrent(&current);
+    return r;
+}
+
+int gpu_event_query(uintptr_t ctx, uintptr_t event) { return ask_somewhere(ctx, cuEventQuery, event); }
+int gpu_event_wait(uintptr_t ctx, uintptr_t event) { return ask_somewhere(ctx, cuEventSynchronize, event); }
 
 int gpu_relax_capture(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -136,13 +148,24 @@ void gpu_leave(int mode) {
 }
 
 /* Portable: the memory counts as pinned in every context of the process. */
-int gpu_host_alloc(void **p, size_t bytes) { return cuMemHostAlloc(p, bytes, CU_MEMHOSTALLOC_PORTABLE); }
-int gpu_host_register(void *p, size_t bytes) { return cuMemHostRegister(p, bytes, CU_MEMHOSTREGISTER_PORTABLE); }
-int gpu_host_unregister(void *p) { return cuMemHostUnregister(p); }
+int gpu_host_alloc(void **p, size_t bytes) { RELAXED(cuMemHostAlloc(p, bytes, CU_MEMHOSTALLOC_PORTABLE)) }
+int gpu_host_free(void *p) { RELAXED(cuMemFreeHost(p)) }
+int gpu_host_register(void *p, size_t bytes) { RELAXED(cuMemHostRegister(p, bytes, CU_MEMHOSTREGISTER_PORTABLE)) }
+int gpu_host_unregister(void *p) { RELAXED(cuMemHostUnregister(p)) }
+
+static CUresult allocate(size_t bytes, uintptr_t *address) {
+    CUdeviceptr p = 0;
+    CUresult r = cuMemAlloc(&p, bytes);
+    *address = (uintptr_t)p;
+    return r;
+}
+
+int gpu_alloc(size_t bytes, uintptr_t *address) { RELAXED(allocate(bytes, address)) }
+int gpu_free(uintptr_t address) { RELAXED(cuMemFree((CUdeviceptr)address)) }
 
 /* A pool of our own: the default pool belongs to the application, and with its
  * release threshold of 0 every synchronisation would give the memory back. */
-int gpu_pool_create(int ordinal, uintptr_t *pool) {
+static int pool_create(int ordinal, uintptr_t *pool) {
     CUmemPoolProps props = {0};
     props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     props.handleTypes = CU_MEM_HANDLE_TYPE_NONE;
@@ -161,16 +184,24 @@ int gpu_pool_create(int ordinal, uintptr_t *pool) {
     return CUDA_SUCCESS;
 }
 
-int gpu_pool_destroy(uintptr_t pool) { return cuMemPoolDestroy((CUmemoryPool)pool); }
+int gpu_pool_create(int ordinal, uintptr_t *pool) { RELAXED(pool_create(ordinal, pool)) }
 
-int gpu_pool_alloc(uintptr_t pool, uintptr_t stream, size_t bytes, uintptr_t *address) {
+int gpu_pool_destroy(uintptr_t pool) { RELAXED(cuMemPoolDestroy((CUmemoryPool)pool)) }
+
+static int pool_alloc(uintptr_t pool, uintptr_t stream, size_t bytes, uintptr_t *address) {
     CUdeviceptr p = 0;
     CUresult r = cuMemAllocFromPoolAsync(&p, bytes, (CUmemoryPool)pool, STREAM(stream));
     *address = (uintptr_t)p;
     return r;
 }
 
-int gpu_free_async(uintptr_t stream, uintptr_t address) { return cuMemFreeAsync((CUdeviceptr)address, STREAM(stream)); }
+int gpu_pool_alloc(uintptr_t pool, uintptr_t stream, size_t bytes, uintptr_t *address) {
+    RELAXED(pool_alloc(pool, stream, bytes, address))
+}
+
+int gpu_free_async(uintptr_t stream, uintptr_t address) {
+    RELAXED(cuMemFreeAsync((CUdeviceptr)address, STREAM(stream)))
+}
 
 int gpu_copy_rows(uintptr_t stream, void *dst_host, uintptr_t dst, size_t dst_pitch, const void *src_host,
                   uintptr_t src, size_t src_pitch, size_t width, size_t height) {

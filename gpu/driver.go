@@ -5,6 +5,7 @@ package gpu
 #cgo noescape gpu_stream_context
 #cgo noescape gpu_stream_capturing
 #cgo noescape gpu_enter
+#cgo noescape gpu_alloc
 #cgo noescape gpu_host_alloc
 #cgo noescape gpu_pool_create
 #cgo noescape gpu_pool_alloc
@@ -37,6 +38,7 @@ import (
 const (
 	notReady      = int(C.CUDA_ERROR_NOT_READY)
 	invalidHandle = int(C.CUDA_ERROR_INVALID_HANDLE)
+	invalidValue  = int(C.CUDA_ERROR_INVALID_VALUE)
 	capturedEvent = int(C.CUDA_ERROR_CAPTURED_EVENT)
 )
 
@@ -101,9 +103,12 @@ func streamCapturing(s Stream) (bool, int) {
 
 func streamQuery(s Stream) int { return int(C.gpu_stream_query(C.uintptr_t(s))) }
 func streamWait(s Stream) int  { return int(C.gpu_stream_wait(C.uintptr_t(s))) }
-func eventQuery(e Event) int   { return int(C.gpu_event_query(C.uintptr_t(e))) }
-func eventWait(e Event) int    { return int(C.gpu_event_wait(C.uintptr_t(e))) }
 func relaxCapture() int        { return int(C.gpu_relax_capture()) }
+
+func eventQuery(c Context, e Event) int {
+	return int(C.gpu_event_query(C.uintptr_t(c), C.uintptr_t(e)))
+}
+func eventWait(c Context, e Event) int { return int(C.gpu_event_wait(C.uintptr_t(c), C.uintptr_t(e))) }
 
 func enter(c Context) (mode, code int) {
 	var m C.int
@@ -122,6 +127,15 @@ func hostRegister(p unsafe.Pointer, bytes int64) int {
 	return int(C.gpu_host_register(p, C.size_t(bytes)))
 }
 func hostUnregister(p unsafe.Pointer) int { return int(C.gpu_host_unregister(p)) }
+
+func hostFree(p unsafe.Pointer) int { return int(C.gpu_host_free(p)) }
+
+func deviceAlloc(bytes int64) (Addr, int) {
+	var a C.uintptr_t
+	r := C.gpu_alloc(C.size_t(bytes), &a)
+	return Addr(a), int(r)
+}
+func deviceFree(a Addr) int { return int(C.gpu_free(C.uintptr_t(a))) }
 
 func poolCreate(ordinal int) (uintptr, int) {
 	var p C.uintptr_t

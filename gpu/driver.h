@@ -37,14 +37,16 @@ const char *gpu_error_reason(int code);
 
 int gpu_stream_context(uintptr_t stream, uintptr_t *ctx);
 int gpu_stream_capturing(uintptr_t stream, int *status);
-/* Polls and waits. The driver counts them as unsafe while any thread captures in
- * global mode, fails them, and spoils that capture; these switch the calling
- * thread to relaxed mode for the moment, which is what it is for: they put
- * nothing into a graph. */
+/* Polls and waits, and below whatever allocates, pins or gives back. The driver counts
+ * them as unsafe while any thread captures in global mode, fails them, and spoils that
+ * capture; these switch the calling thread to relaxed mode for the moment, which is
+ * what it is for: they put nothing into a graph. */
 int gpu_stream_query(uintptr_t stream);
 int gpu_stream_wait(uintptr_t stream);
-int gpu_event_query(uintptr_t event);
-int gpu_event_wait(uintptr_t event);
+/* An event knows its context, but a thread without any may not ask: ctx is current
+ * there for the moment. */
+int gpu_event_query(uintptr_t ctx, uintptr_t event);
+int gpu_event_wait(uintptr_t ctx, uintptr_t event);
 /* Relaxed mode for good, for a thread of ours. */
 int gpu_relax_capture(void);
 /* Makes the context current and the mode relaxed until gpu_leave, which gets mode back. */
@@ -54,6 +56,10 @@ void gpu_leave(int mode);
 int gpu_host_alloc(void **p, size_t bytes);
 int gpu_host_register(void *p, size_t bytes);
 int gpu_host_unregister(void *p);
+int gpu_host_free(void *p);
+
+int gpu_alloc(size_t bytes, uintptr_t *address);
+int gpu_free(uintptr_t address);
 
 int gpu_pool_create(int ordinal, uintptr_t *pool);
 int gpu_pool_destroy(uintptr_t pool);

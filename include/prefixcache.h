@@ -377,7 +377,7 @@ typedef struct pc_omni_rows {
     uint32_t key;       /* from pc_omni_open_key */
     uint32_t flags;     /* PC_OMNI_ON_DEVICE or 0 */
     const void *rows;   /* num_tokens rows */
-    int64_t row_stride; /* bytes between rows, row_bytes .. 2^32 */
+    int64_t row_stride; /* bytes between rows, row_bytes .. 2^32; on a device .. 2^31 - 1 */
     void *dst;          /* see above, or null */
     uint64_t dst_bytes; /* bytes at dst: exactly (hits + tokens) * row_bytes */
 } pc_omni_rows;
@@ -423,10 +423,12 @@ typedef struct pc_omni_save_args {
  * thread, or that of `stream` when there is none. Later ones must have the same
  * context or none. All of this is checked before anything is enqueued:
  * PC_ERROR_INVALID_ARGUMENT for a stream of another context, for rows that are
- * not memory of this device, for an event that was destroyed and for one without
- * rows on a device; PC_ERROR_WRONG_STATE for a stream that is being captured into a
- * graph (save outside the capture: replay, then save) and for an event that was
- * recorded in one.
+ * not memory of this device and for an event without rows on a device;
+ * PC_ERROR_WRONG_STATE for a stream that is being captured into a graph (save outside
+ * the capture: replay, then save) and for an event that was recorded in one (the
+ * driver ends a capture that is asked for its event while it goes on). A stream or
+ * an event that was destroyed is PC_ERROR_INVALID_ARGUMENT where the driver notices;
+ * as in CUDA, it need not.
  * PC_ERROR_DEVICE when a driver call fails: this save left no trace and may be
  * tried again. A copy that fails after the save returned is a failed write, which
  * is sticky; its text has the CUDA error name.
@@ -1463,8 +1465,8 @@ PC_API pc_status pc_context_validate_deployment(const pc_deployment *deployment,
 PC_API pc_status pc_context_create(const pc_context_options *options, pc_handle *context);
 
 /*
- * Free a coordinator without requests, while its stream still exists. Sets *context to
- * 0. Null and a zero handle are legal. Any thread, whatever CUDA context it has.
+ * Free a coordinator without requests. Sets *context to 0. Null and a zero handle
+ * are legal. Any thread, whatever CUDA context it has.
  * Returns PC_OK, PC_ERROR_BUSY (a request is live or quarantined: its memory may
  * still be written to); PC_ERROR_DEVICE when it is destroyed, but some of its memory
  * could not be given back.

@@ -29,6 +29,7 @@ import (
 const (
 	pageAlign    = 256 // of a key's rows on a page: what device copies like
 	minPageBytes = 64 << 10
+	maxPitch     = 1<<31 - 1 // of a copy in two dimensions
 )
 
 // devicePage is the memory of a staging page that rows land on. It appears with the
@@ -44,6 +45,8 @@ func (c *Cache) checkDeviceRows(r *KeyRows, k *key) error {
 		return status.New(status.InvalidArgument, "place of key %s is %d, expected 0 or 1", k.name, r.Place)
 	case c.cfg.Executor == nil:
 		return status.New(status.Unsupported, "rows of key %s are on a device, expected host memory: this cache has no device", k.name)
+	case c.batch.n > 1 && r.Stride > maxPitch && r.Stride != k.rowBytes:
+		return status.New(status.InvalidArgument, "row_stride of key %s is %d, expected at most %d for rows on a device", k.name, r.Stride, maxPitch)
 	case r.Dst != nil:
 		return status.New(status.InvalidArgument, "dst of key %s is set, expected null: rows on a device stay in the cache until the step is consumed", k.name)
 	}

@@ -36,6 +36,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t n) {
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr) {
     BEGIN(SIMCUDA_FREE)
+    if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     Block* b = m.find(dptr, false);
     if (!b || b->base != dptr || b->freed || b->where != Where::kDevice) {
         m.fault("%s: %#llx %s", __func__, dptr,
@@ -51,6 +52,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr) {
 
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* props) {
     BEGIN(SIMCUDA_CREATE)
+    if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (!m.pools_supported) return CUDA_ERROR_NOT_SUPPORTED;
     m.pools.push_back(std::make_unique<Pool>());
     m.pools.back()->device = props->location.id;
@@ -61,11 +63,13 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* props)
 
 EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, void*) {
     BEGIN(SIMCUDA_ASK)
+    if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     BEGIN(SIMCUDA_FREE)
+    if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     auto* p = reinterpret_cast<Pool*>(pool);
     if (!m.pool_handles.count(p) || p->destroyed) return CUDA_ERROR_INVALID_VALUE;
     p->destroyed = true;
@@ -78,6 +82,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t n, CUmemoryPoo
     if (!m.pool_handles.count(p) || p->destroyed || !n) return CUDA_ERROR_INVALID_VALUE;
     Stream* s = call.target(stream);
     if (!s) return call.verdict;
+    if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     Block* b = m.add_device(n, p->device);
     if (!b) return CUDA_ERROR_OUT_OF_MEMORY;
     *dptr = b->base;
@@ -91,6 +96,7 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) {
     BEGIN(SIMCUDA_FREE)
     Stream* s = call.target(stream);
     if (!s) return call.verdict;
+    if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     Block* b = m.find(dptr, false);
     if (!b || b->base != dptr || b->freed || b->where != Where::kDevice) {
         m.fault("%s: %#llx %s", __func__, dptr,
@@ -118,6 +124,7 @@ EXPORT CUresult cuMemHostAlloc(void** p, size_t n, unsigned int) {
 
 EXPORT CUresult cuMemFreeHost(void* p) {
     BEGIN(SIMCUDA_FREE)
+    if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     Block* b = m.find(reinterpret_cast<uint64_t>(p));
     if (!b || b->base != reinterpret_cast<uint64_t>(p) || b->where != Where::kPinned || b->registered) {
         m.fault("%s: %p is not live pinned memory", __func__, p);
@@ -142,6 +149,7 @@ EXPORT CUresult cuMemHostRegister_v2(void* p, size_t n, unsigned int) {
 
 EXPORT CUresult cuMemHostUnregister(void* p) {
     BEGIN(SIMCUDA_FREE)
+    if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     Block* b = m.find(reinterpret_cast<uint64_t>(p));
     if (!b || b->base != reinterpret_cast<uint64_t>(p) || !b->registered) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     m.check_idle(*b, "unregistration");

@@ -41,18 +41,30 @@ struct Call {
         m.leave(lock);
     }
 
-    // A call that may wait or allocate spoils captures that are under way, unless
-    // the thread is in relaxed mode.
+    // A call that may wait, allocate or give back spoils captures that are under way,
+    // unless the thread is in relaxed mode: its own, and in global mode everybody's that
+    // are in global mode.
     bool spoils_capture() {
         if (capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
         bool spoiled = false;
         for (auto& s : m.streams) {
-            if (s->capture != CU_STREAM_CAPTURE_STATUS_ACTIVE || s->mode != CU_STREAM_CAPTURE_MODE_GLOBAL) continue;
+            bool own = s->capturer == std::this_thread::get_id() && s->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+            bool all = capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && s->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+            if (s->capture != CU_STREAM_CAPTURE_STATUS_ACTIVE || !(own || all)) continue;
             s->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
             m.fault("%s spoiled the capture of stream %zu", name, s->index);
             spoiled = true;
         }
         return spoiled;
+    }
+
+    // Asking about an event of a capture ends that capture, in every mode. Once it has
+    // ended the event has no value any more.
+    CUresult asks_capture(const Event& e) {
+        Stream* s = e.captured;
+        if (s->captures != e.capture || s->capture != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_ERROR_INVALID_VALUE;
+        s->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+        return CUDA_ERROR_CAPTURED_EVENT;
     }
 
     // The stream of an enqueueing or waiting call; null with verdict set. Implicit

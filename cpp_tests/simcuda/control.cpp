@@ -114,6 +114,8 @@ void simcuda_capture(CUstream stream, CUstreamCaptureMode mode) {
     auto* s = reinterpret_cast<sim::Stream*>(stream);
     s->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
     s->mode = mode;
+    s->capturer = std::this_thread::get_id();
+    s->captures++;
 }
 
 CUstreamCaptureStatus simcuda_end_capture(CUstream stream) {

@@ -11,6 +11,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "simcuda.h"
@@ -95,6 +96,8 @@ struct Stream {
     unsigned flags = 0;
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    std::thread::id capturer;
+    uint64_t captures = 0;  // begun so far
     uint64_t sequence = 0;
     Clock clock;  // of the last operation
     Op last;      // the last operation, done or not
@@ -104,7 +107,9 @@ struct Stream {
 struct Event {
     Context* context = nullptr;
     unsigned flags = 0;
-    bool destroyed = false, captured = false;
+    bool destroyed = false;
+    Stream* captured = nullptr;  // recorded into a graph: by the capture with this number of this stream
+    uint64_t capture = 0;
     Op record;  // null: never recorded
     uint64_t nanoseconds = 0;
 };

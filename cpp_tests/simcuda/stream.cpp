@@ -121,7 +121,8 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
     Stream* s = call.stream(stream);
     if (!s) return call.verdict;
     if (e->context != s->context) return CUDA_ERROR_INVALID_HANDLE;
-    e->captured = s->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    e->captured = s->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE ? s : nullptr;
+    e->capture = s->captures;
     if (!(s = call.target(stream))) return call.verdict;
     Op op = m.begin(s, __func__);
     e->record = op;
@@ -134,7 +135,7 @@ EXPORT CUresult cuEventQuery(CUevent event) {
     if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     Event* e = call.event(event);
     if (!e) return call.verdict;
-    if (e->captured) return CUDA_ERROR_CAPTURED_EVENT;
+    if (e->captured) return call.asks_capture(*e);
     m.run_one(call.lock);
     if (e->record && !e->record->done) return CUDA_ERROR_NOT_READY;
     m.observe(e->record);
@@ -146,7 +147,7 @@ EXPORT CUresult cuEventSynchronize(CUevent event) {
     if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     Event* e = call.event(event);
     if (!e) return call.verdict;
-    if (e->captured) return CUDA_ERROR_CAPTURED_EVENT;
+    if (e->captured) return call.asks_capture(*e);
     if (!e->record) m.fault("%s: the event was never recorded, so the host waits for nothing", __func__);
     return call.wait_for(e->record);
 }

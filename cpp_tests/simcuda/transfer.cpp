@@ -109,6 +109,7 @@ EXPORT CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* c, CUstream stream) {
     BEGIN(SIMCUDA_ENQUEUE)
     bool to = c->dstMemoryType == CU_MEMORYTYPE_DEVICE, from = c->srcMemoryType == CU_MEMORYTYPE_DEVICE;
     if (c->dstPitch < c->WidthInBytes || c->srcPitch < c->WidthInBytes) return CUDA_ERROR_INVALID_VALUE;
+    if (c->dstPitch > INT32_MAX || c->srcPitch > INT32_MAX) return CUDA_ERROR_INVALID_VALUE;  // as of MAX_PITCH
     Range dst{to ? c->dstDevice : address(c->dstHost), c->dstPitch, c->WidthInBytes, c->Height};
     Range src{from ? c->srcDevice : address(c->srcHost), c->srcPitch, c->WidthInBytes, c->Height};
     return copy(call, stream, dst, to, src, from);

@@ -1,0 +1,183 @@
+"""What goes on beside a CUDA graph capture of somebody else, and what a thread's context is afterwards.
+
+A capture in global mode, torch's default, is lost when any thread makes a call that the
+driver counts as unsafe: one that waits, allocates, pins or gives back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_void_p
+
+import abi
+import pytest
+from abi import OK, WRONG_STATE, error
+from abi_context import World
+from context_host import Rig
+from sim_driver import NON_BLOCKING, Driver
+from test_device_abi import Cache, bytes_of
+
+from prefixcache.context import KVPageTable, _abi
+
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+ACTIVE = 1
+
+
+@pytest.fixture(scope="module")
+def lib() -> ctypes.CDLL:
+    return abi.load()
+
+
+def current(driver: Driver) -> int | None:
+    context = c_void_p()
+    assert driver.dll.cuCtxGetCurrent(byref(context)) == 0
+    return context.value
+
+
+@pytest.fixture(params=["pools", "no pools"], autouse=True)
+def memory(driver: Driver, request) -> None:
+    """With and without stream-ordered allocation."""
+    driver.dll.simcuda_pools(request.param == "pools")
+
+
+@contextmanager
+def captured(driver: Driver, mode: int, flags: int = NON_BLOCKING) -> Iterator[None]:
+    """Inside, this thread captures a stream that nobody else uses."""
+    model = driver.stream(flags)
+    driver.dll.simcuda_capture(c_void_p(model), mode)
+    yield
+    assert driver.end_capture(model) == ACTIVE, "the capture was spoilt"
+    driver.end_stream(model)
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL])
+def test_a_cache_lives_and_dies_beside_a_capture(lib, driver, mode):
+    """The first save opens the device, each one pins a further page; destroy gives all back."""
+    stream = driver.stream()
+    cache = Cache(lib, driver, 0, stream, depth=4)
+    rows = [driver.alloc(bytes_of(2, k)) for k in range(2)]
+    with captured(driver, mode):
+        steps = []
+        for i in range(4):
+            assert cache.begin(arrivals=[] if i else [(1, 0, [])]) == OK
+            status, step = cache.save(1, [2 * i, 2 * i + 1], rows)
+            assert status == OK, error(lib)
+            steps.append(step)
+        for step in steps:
+            assert cache.read(step, 2)[0] == OK, error(lib)
+        assert cache.destroy() == OK, error(lib)
+    for address in rows:
+        driver.free(address)
+    driver.end_stream(stream)
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL])
+@pytest.mark.parametrize("name", ["table", "context"])
+def test_tables_and_coordinators_come_and_go_beside_a_capture(driver, name, mode):
+    world = World()
+    values = world.good(f"{name}_create")
+    values["options"].flags &= ~_abi.HOST_MEMORY
+    if name == "context":
+        table = KVPageTable(4, 4, 16, host_memory=False)
+        world.objects.append(table)
+        values["options"].base.table = table.handle
+    with captured(driver, mode):
+        assert world.call(f"{name}_create", values) == OK, world.error()
+        assert world.call(f"{name}_destroy", {name: byref(values[name])}) == OK, world.error()
+    for thing in world.objects:
+        if isinstance(thing, Rig):
+            thing.live.finish()
+        thing.close()
+
+
+def test_a_table_is_destroyed_beside_a_capture_that_the_default_stream_would_join(driver):
+    """Work on the legacy stream is refused while a blocking stream is captured."""
+    table = KVPageTable(4, 8, 32, host_memory=False)
+    with captured(driver, GLOBAL, flags=0):
+        table.close()
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["while it goes on", "after it"])
+def test_an_event_of_a_capture_is_refused(lib, driver, ended):
+    """The common mistake is the second: recorded in the captured forward, saved behind the replay."""
+    stream, model = driver.stream(), driver.stream()
+    cache = Cache(lib, driver, 0, stream)
+    rows = [driver.alloc(bytes_of(1, k)) for k in range(2)]
+    driver.dll.simcuda_capture(c_void_p(model), RELAXED)
+    driver.provoked.append("cuEventRecord on stream")  # the model does, and may
+    event = driver.event(model)
+    if ended:
+        driver.end_capture(model)
+    assert cache.begin(arrivals=[(1, 0, [])]) == OK
+    status, _ = cache.save(1, [0], rows, event=event)
+    assert status == WRONG_STATE, error(lib)
+    assert "graph" in error(lib)
+    driver.end_capture(model)
+    status, step = cache.save(1, [0], rows)
+    assert status == OK, error(lib)
+    assert cache.read(step, 1)[0] == OK, error(lib)
+    cache.destroy()
+    driver.end_event(event)
+    for address in rows:
+        driver.free(address)
+    driver.end_stream(model)
+    driver.end_stream(stream)
+
+
+def test_a_thread_without_a_context_has_none_after_materialize(lib, driver):
+    """Else torch would take the cache's device for the thread's own."""
+    stream = driver.stream()
+    cache = Cache(lib, driver, 0, stream)
+    rows = [driver.alloc(bytes_of(2, k)) for k in range(2)]
+    assert cache.begin(arrivals=[(1, 0, [])]) == OK
+    status, step = cache.save(1, [0, 1], rows)
+    assert status == OK
+    seen = []
+
+    def reader():
+        before = current(driver)
+        seen.extend([before, cache.read(step, 2)[0], current(driver)])
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    thread.join()
+    assert seen == [None, OK, None]
+    cache.destroy()
+    for address in rows:
+        driver.free(address)
+    driver.end_stream(stream)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_rows_farther_apart_than_a_copy_can_step(lib, driver, rows):
+    stream = driver.stream()
+    cache = Cache(lib, driver, 0, stream)
+    buffers = [driver.alloc(bytes_of(rows, k)) for k in range(2)]
+    assert cache.begin(arrivals=[(1, 0, [])]) == OK
+    status, step = cache.save(1, list(range(rows)), buffers, strides=(1 << 31, 1 << 31))
+    if rows == 1:
+        assert status == OK, error(lib)
+        assert driver.calls(b"cuMemcpy2DAsync_v2") == 0
+        assert cache.read(step, 1)[0] == OK
+    else:
+        assert status != OK
+        assert "row_stride" in error(lib) and str((1 << 31) - 1) in error(lib)
+    cache.destroy()
+    for address in buffers:
+        driver.free(address)
+    driver.end_stream(stream)
+
+
+def test_a_table_is_given_back_whatever_device_is_current(driver):
+    driver.dll.simcuda_devices(2)
+    table = KVPageTable(4, 8, 32, host_memory=False)
+    own, other = current(driver), c_void_p()
+    assert driver.dll.cuDevicePrimaryCtxRetain(byref(other), 1) == 0
+    assert driver.dll.cuCtxSetCurrent(other) == 0  # torch.cuda.set_device(1), or a finalizer's thread
+    table.close()
+    assert current(driver) == other.value
+    assert driver.dll.cuCtxSetCurrent(ctypes.c_void_p(own)) == 0
+    driver.dll.simcuda_devices(1)
