@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"sync/atomic"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -26,6 +27,7 @@ type contextCache struct {
 
 	dev    gpu.Device
 	stream gpu.Stream
+	thread int // whose stream it is, where each thread has its own; 0: anybody's
 	tables [2]*pageTable
 	store  snapshotStore
 	most   memoryPlan
@@ -195,7 +197,9 @@ func (x *contextCache) open(options *C.pc_context_options, cfg *coordinator.Conf
 			return status.New(status.InvalidArgument, "options: a page table is on %s, the coordinator on %s, expected one PC_HOST_MEMORY for both", t.dev.Name(), x.dev.Name())
 		}
 	}
-	x.stream = streamOn(x.dev, options.stream)
+	if x.stream = streamOn(x.dev, options.stream); x.stream == gpu.PerThreadStream {
+		x.thread = syscall.Gettid()
+	}
 	bytes := int64(payloads*x.maxBatch*int(final.MaxRequests)) * 4
 	if x.pinned, err = x.dev.AllocHost(bytes); err != nil {
 		return err
@@ -214,6 +218,23 @@ func (x *contextCache) mostBytes() int64 {
 		n += x.store.bytes
 	}
 	return n
+}
+
+// ownThread refuses a thread that means another stream than the coordinator's: what it
+// waits for says nothing about that.
+func (x *contextCache) ownThread() error {
+	if x.thread != 0 && x.thread != syscall.Gettid() {
+		return status.New(status.InvalidArgument, "context: its stream is %d, which each thread has of its own, and this thread is not the one that created it", uintptr(x.stream))
+	}
+	return nil
+}
+
+// admit refuses a thread, or a stream, that nothing can be enqueued on.
+func (x *contextCache) admit() error {
+	if err := x.ownThread(); err != nil {
+		return err
+	}
+	return x.dev.Check(x.stream, nil)
 }
 
 // close gives back what open got so far.
@@ -325,6 +346,10 @@ func pcgo_context_synchronize(h C.pc_handle) (st C.pc_status) {
 	x, serr := enterContext(h)
 	if serr != nil {
 		return fail(serr)
+	}
+	if err := x.ownThread(); err != nil {
+		x.leave(&st)
+		return fail(err)
 	}
 	// The wait may be long: others may look meanwhile. The handle stays held.
 	dev, stream := x.dev, x.stream

@@ -94,7 +94,7 @@ func (x *contextCache) checkStep(work *C.pc_work) error {
 	if err := checkWork(work); err != nil {
 		return err
 	}
-	return x.dev.Check(x.stream, nil)
+	return x.admit()
 }
 
 //export pcgo_context_prepare_prefill
@@ -266,6 +266,9 @@ func pcgo_context_move_slots(ctx C.pc_handle, model C.uint32_t, oldToNew *C.int3
 	if lengths != 0 {
 		region.Bytes = 4 * int64(x.maxBatch)
 	}
+	if err := x.ownThread(); err != nil {
+		return fail(err)
+	}
 	if err := x.dev.Check(x.stream, []gpu.Region{region}); err != nil {
 		return fail(err)
 	}
@@ -279,7 +282,10 @@ func pcgo_context_finish(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_sta
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := checkWork(work); err != nil { // it enqueues nothing: any thread may end a request
+	if err := checkWork(work); err != nil {
+		return fail(err)
+	}
+	if err := x.ownThread(); err != nil { // it enqueues nothing
 		return fail(err)
 	}
 	h := coordinator.Handle(request)
@@ -296,6 +302,11 @@ func pcgo_context_abandon(ctx, request C.pc_handle, drained C.uint32_t) (st C.pc
 	}
 	if drained > 1 {
 		return failNew(status.InvalidArgument, "drained: %d, expected 0 or 1", uint32(drained))
+	}
+	if drained == 1 {
+		if err := x.ownThread(); err != nil {
+			return fail(err)
+		}
 	}
 	h := coordinator.Handle(request)
 	info, err := x.c.Request(h)

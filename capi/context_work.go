@@ -140,6 +140,9 @@ func pcgo_context_report(ctx, request C.pc_handle, outcome C.uint32_t, work *C.p
 	if err := checkWork(work); err != nil {
 		return fail(err)
 	}
+	if err := x.ownThread(); err != nil {
+		return fail(err)
+	}
 	h := coordinator.Handle(request)
 	info, err := x.c.Request(h)
 	if err != nil {
@@ -150,7 +153,7 @@ func pcgo_context_report(ctx, request C.pc_handle, outcome C.uint32_t, work *C.p
 		return failNew(status.WrongState, "report: the request has no work outstanding")
 	case outcome == C.PC_WORK_DONE:
 		if x.enqueues(x.next + x.handed) {
-			if err := x.dev.Check(x.stream, nil); err != nil {
+			if err := x.admit(); err != nil {
 				return fail(err) // and it may be reported again
 			}
 		}

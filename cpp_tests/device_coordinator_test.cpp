@@ -10,8 +10,10 @@
 
 #include <array>
 #include <cstdlib>
+#include <functional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "simcuda.h"
@@ -164,7 +166,8 @@ struct Device {
 
 class Runtime {
   public:
-    explicit Runtime(uint64_t seed) : mRandom(seed), mDevice(seed), mTable(kBatch, kWidth, kPages) {
+    explicit Runtime(uint64_t seed, cudaStream_t instead = nullptr)
+        : mRandom(seed), mDevice(seed), mInstead(instead), mTable(kBatch, kWidth, kPages) {
         ContextCacheConfig config;
         config.enabled = true;
         config.tokensPerPage = kPage;
@@ -177,10 +180,14 @@ class Runtime {
                                                                 ContextCachePhysicalResources{cache, mTable}, stream());
     }
 
-    cudaStream_t stream() const { return reinterpret_cast<cudaStream_t>(mDevice.stream); }
+    cudaStream_t stream() const {
+        return mInstead != nullptr ? mInstead : reinterpret_cast<cudaStream_t>(mDevice.stream);
+    }
     int32_t random(int32_t n) { return static_cast<int32_t>(mRandom() % static_cast<uint64_t>(n)); }
 
-    void synchronize() { must(cuStreamSynchronize(mDevice.stream), "cuStreamSynchronize"); }
+    void synchronize() {
+        must(cuStreamSynchronize(reinterpret_cast<CUstream>(stream())), "cuStreamSynchronize");
+    }
 
     /// Device words as they are now.
     uint32_t peek(CUdeviceptr address) {
@@ -382,6 +389,7 @@ class Runtime {
 
     std::mt19937_64 mRandom;
     Device mDevice;
+    cudaStream_t mInstead;  // of the device's
     DeviceCache cache;
     KVPageTable mTable;
     std::unique_ptr<ContextCacheCoordinator> coordinator;
@@ -562,6 +570,65 @@ TEST_F(DeviceCoordinator, AStepThatCannotBeEnqueuedChangesNothing) {
             }
             ASSERT_EQ((r.*step)(), PC_OK) << r.api.last_error();
         }
+        EXPECT_EQ(r.finish(), PC_OK) << r.api.last_error();
+        runtime.checkTheEnd();
+    }
+    EXPECT_EQ(text(simcuda_report), "");
+    EXPECT_EQ(text(simcuda_leaks), "");
+}
+
+// A synchronisation of a stream that is being captured is not tried: the driver would end
+// that capture. Nothing is known to be wrong with the device then, so nothing is poisoned.
+TEST_F(DeviceCoordinator, ASynchronisationThatCannotBeTriedPoisonsNothing) {
+    simcuda_reset(1);
+    {
+        Runtime runtime(1);
+        std::vector<Sequence> batch(1);
+        batch[0].tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+        ContextCacheBatchAdmission admission;
+        admission.sequences.emplace_back();
+        admission.sequences.back().tokenIds = batch[0].tokens;
+        auto begun = runtime.coordinator->beginRequest(admission, runtime.stream());
+        ASSERT_EQ(begun.status, Status::kOk);
+        auto& request = begun.admission->request;
+        runtime.coordinator->preparePrefill(request);
+        auto* const stream = reinterpret_cast<CUstream>(runtime.stream());
+        simcuda_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+        EXPECT_EQ(Library::get().context_synchronize(handleOf(*runtime.coordinator)), PC_ERROR_WRONG_STATE);
+        EXPECT_THROW(runtime.coordinator->finish(request), std::runtime_error);
+        EXPECT_EQ(simcuda_end_capture(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE) << "the capture is still good";
+        EXPECT_FALSE(runtime.coordinator->metrics().poisoned);
+        if (request.valid()) {
+            EXPECT_EQ(runtime.coordinator->finish(request), Status::kOk);
+        }
+        EXPECT_EQ(runtime.coordinator->metrics().quarantinedRequests, 0U);
+        runtime.checkTheEnd();
+    }
+    EXPECT_EQ(text(simcuda_report), "");
+    EXPECT_EQ(text(simcuda_leaks), "");
+}
+
+// Each thread has a per-thread stream of its own: a step, or a synchronisation, of another
+// thread would be of another stream.
+TEST_F(DeviceCoordinator, AStreamOfEachThreadBelongsToTheThreadThatCreated) {
+    simcuda_reset(1);
+    {
+        Runtime runtime(1, reinterpret_cast<cudaStream_t>(CU_STREAM_PER_THREAD));
+        OneRequest r(runtime);
+        ASSERT_EQ(r.preparePrefill(), PC_OK) << r.api.last_error();
+        CUcontext own = nullptr;
+        must(cuCtxGetCurrent(&own), "cuCtxGetCurrent");
+        std::thread([&] {
+            must(cuCtxSetCurrent(own), "cuCtxSetCurrent");
+            for (auto call : std::initializer_list<std::function<pc_status()>>{
+                     [&] { return r.capture(); }, [&] { return r.finish(); }, [&] { return r.moveSlots(); },
+                     [&] { return r.api.context_synchronize(r.context()); },
+                     [&] { return r.api.context_abandon(r.context(), r.request, 1); }}) {
+                EXPECT_EQ(call(), PC_ERROR_INVALID_ARGUMENT);
+                EXPECT_NE(std::string(r.api.last_error()).find("thread"), std::string::npos) << r.api.last_error();
+            }
+        }).join();
+        EXPECT_EQ(r.api.context_synchronize(r.context()), PC_OK) << r.api.last_error();
         EXPECT_EQ(r.finish(), PC_OK) << r.api.last_error();
         runtime.checkTheEnd();
     }

@@ -150,18 +150,19 @@ func (d *CUDA) FreeStream(s Stream) error {
 	return nil
 }
 
-// Idle and Drain check the thread: on the implicit streams the current context
-// decides which stream is meant.
+// Idle and Drain check the thread, since on the implicit streams the current context
+// decides which stream is meant, and that nobody captures the stream: the driver would
+// end a capture that is asked for its progress.
 
 func (d *CUDA) Idle(s Stream) (bool, error) {
-	if err := d.admitThread("query stream"); err != nil {
+	if err := d.admit("query stream", s, 0, 0); err != nil {
 		return false, err
 	}
 	return ready("cuStreamQuery", streamQuery(s), uintptr(s))
 }
 
 func (d *CUDA) Drain(s Stream) error {
-	if err := d.admitThread("drain"); err != nil {
+	if err := d.admit("drain", s, 0, 0); err != nil {
 		return err
 	}
 	if code := streamWait(s); code != 0 {

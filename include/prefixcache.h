@@ -267,7 +267,8 @@ typedef struct pc_omni_options {
     int64_t staging_bytes;           /* cap on bytes not yet in the cache; 0: 512 MiB */
     int64_t staging_depth;           /* unconsumed steps at most, 1 .. 4096; 0: 4 */
     int64_t staging_capacity_tokens; /* rows of one step at most when staged; 0: 1024 */
-    int64_t claim_timeout_ns;        /* bound of every wait; 0: 30 s; < 0: do not wait */
+    int64_t claim_timeout_ns;        /* bound of every wait but one for work on a device, which ends
+                                        with that work; 0: 30 s; < 0: do not wait */
     int64_t copy_chunk_bytes;        /* piece of a deferred copy; 0: 16 MiB */
     uint64_t reserved[4];
     int64_t warm_bytes;   /* memory of all keys together that is made present ahead of its first
@@ -292,7 +293,8 @@ PC_API pc_status pc_omni_create(const pc_omni_options *options, pc_handle *cache
 
 /*
  * Stop: waits (bounded by the claim timeout) for running work, drops what is
- * pending, wakes every waiter with PC_ERROR_UNMATCH "shut down". Repeatable.
+ * pending, wakes every waiter with PC_ERROR_UNMATCH "shut down" (one that waits for
+ * work on a device, when that work ends). Repeatable.
  * Returns PC_OK, PC_ERROR_BAD_HANDLE.
  */
 PC_API pc_status pc_omni_shutdown(pc_handle cache);
@@ -1311,11 +1313,11 @@ PC_API pc_status pc_table_check(pc_handle table);
  * pc_context_abandon of this request.
  *
  * Errors of a step: PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE (not legal in
- * this phase) and PC_ERROR_BUSY changed nothing. After PC_ERROR_DEVICE, or the
- * outcome PC_WORK_FAILED, the request is still there but only finish and abandon
- * are legal (a broken-off begin_compaction leaves nothing begun; a broken-off
- * finish can be repeated). After PC_POISONED the request is gone, its pages stay
- * out of use until pc_context_shutdown, and the coordinator admits no other.
+ * this phase, or the stream is being captured) and PC_ERROR_BUSY changed nothing.
+ * After PC_ERROR_DEVICE, or the outcome PC_WORK_FAILED, the request is still there but
+ * only finish and abandon are legal (a broken-off begin_compaction leaves nothing begun;
+ * a broken-off finish can be repeated). After PC_POISONED the request is gone, its pages
+ * stay out of use until pc_context_shutdown, and the coordinator admits no other.
  *
  * Every function of this section can return PC_ERROR_BAD_HANDLE and
  * PC_ERROR_INTERNAL.
@@ -1386,7 +1388,8 @@ typedef struct pc_context_options {
                                  come: checked, at most a page, and without effect in this version */
     int64_t recurrent_budget; /* bytes for recurrent snapshots; hybrid kinds: at least one */
     int64_t partial_budget;   /* bytes for partial pages; hybrid: at least one */
-    uint64_t stream;          /* cudaStream_t that orders all device work; any number without a GPU */
+    uint64_t stream;          /* cudaStream_t that orders all device work; any number without a GPU. With
+                                 CU_STREAM_PER_THREAD the steps belong to the creating thread */
     pc_cache_resources base;
     pc_cache_resources draft; /* EAGLE; else all zero */
     uint64_t reserved[4];
@@ -1702,7 +1705,9 @@ PC_API pc_status pc_context_shutdown(pc_handle context, uint32_t drained);
  * Wait until everything enqueued on the coordinator's stream is done: the way to
  * carry out PC_WORK_SYNCHRONIZE for hosts without a CUDA runtime. Without a GPU
  * returns at once.
- * Returns PC_OK, PC_ERROR_DEVICE.
+ * Returns PC_OK, PC_ERROR_DEVICE (report PC_WORK_SYNC_FAILED); PC_ERROR_WRONG_STATE (the
+ * stream is being captured) and PC_ERROR_INVALID_ARGUMENT (another context, or another
+ * thread where each has a stream of its own): not tried, report PC_WORK_FAILED.
  */
 PC_API pc_status pc_context_synchronize(pc_handle context);
 

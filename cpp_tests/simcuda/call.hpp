@@ -67,6 +67,16 @@ struct Call {
         return CUDA_ERROR_CAPTURED_EVENT;
     }
 
+    // Nor can a stream be asked, or waited for, while it is captured: what is enqueued
+    // has not begun. That, too, ends the capture.
+    bool asks_capture(Stream& s) {
+        if (s.capture == CU_STREAM_CAPTURE_STATUS_NONE) return false;
+        s.capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+        m.fault("%s of stream %zu, which is being captured", name, s.index);
+        verdict = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        return true;
+    }
+
     // The stream of an enqueueing or waiting call; null with verdict set. Implicit
     // streams mean the current context.
     Stream* stream(CUstream handle) {

@@ -51,7 +51,7 @@ EXPORT CUresult cuStreamQuery(CUstream stream) {
     BEGIN(SIMCUDA_WAIT)
     if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     Stream* s = call.stream(stream);
-    if (!s) return call.verdict;
+    if (!s || call.asks_capture(*s)) return call.verdict;
     m.run_one(call.lock);  // polling makes progress, or a loop of polls would not end
     if (s->last && !s->last->done) return CUDA_ERROR_NOT_READY;
     m.observe(s->last);
@@ -62,7 +62,7 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream) {
     BEGIN(SIMCUDA_WAIT)
     if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     Stream* s = call.stream(stream);
-    if (!s) return call.verdict;
+    if (!s || call.asks_capture(*s)) return call.verdict;
     return call.wait_for(s->last);
 }
 

@@ -161,7 +161,11 @@ inline cudaError_t ContextCacheCoordinator::synchronize(cudaStream_t stream) con
     if (mSynchronizer) {
         return mSynchronizer(stream);
     }
-    return mApi.context_synchronize(mContext) == PC_OK ? cudaSuccess : cudaErrorUnknown;
+    pc_status const status = mApi.context_synchronize(mContext);
+    if (status == PC_ERROR_WRONG_STATE || status == PC_ERROR_INVALID_ARGUMENT) {
+        detail::check(mApi, status);  // it was not tried, which says nothing about the device
+    }
+    return status == PC_OK ? cudaSuccess : cudaErrorUnknown;
 }
 
 /// Does what the library handed out; returns PC_WORK_*.

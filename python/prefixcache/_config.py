@@ -44,7 +44,7 @@ class PrefixCacheConfig:
     staging_depth: int = 4
     # Rows of one step at most; a larger step is an error, never cut.
     staging_capacity_tokens: int = 1024
-    # Bound of every wait, in seconds. 0 or less: do not wait.
+    # Bound of every wait but one for work on a device, in seconds. 0 or less: do not wait.
     staging_claim_timeout_s: float = 30.0
     # Largest single copy of deferred rows to their slots.
     copy_chunk_bytes: int = 16 << 20

@@ -51,6 +51,8 @@ class OmniPrefixCacheStagingTimeoutError(OmniPrefixCacheUnmatchError):
 OK = 0
 KEY_MISMATCH = 3
 INVALID_ARGUMENT = -1
+BAD_HANDLE = -2
+WRONG_STATE = -3
 UNMATCH = -16
 STAGING_TIMEOUT = -17
 OUT_OF_MEMORY = -33

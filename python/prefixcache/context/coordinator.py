@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefixcache import PrefixCacheArgumentError, PrefixCacheError
+from prefixcache._errors import BAD_HANDLE, INVALID_ARGUMENT, WRONG_STATE
 from prefixcache._ffi import kept, tell
 from prefixcache.context import _abi
 from prefixcache.context._arguments import (
@@ -43,7 +44,6 @@ from prefixcache.context.types import (
 )
 from prefixcache.context.view import ManagerView
 
-BAD_HANDLE = -2  # PC_ERROR_BAD_HANDLE
 Status = ContextCacheCoordinatorStatus
 # Waits until all work on the stream is done. 0 or None: done. Another number, or an
 # exception: the device state is unknown, or the wait could not be tried.
@@ -328,7 +328,10 @@ class ContextCacheCoordinator(Closing):
 
     def _synchronize(self) -> bool:
         if self._synchronizer is None:
-            return bool(self._library.context_synchronize(self.handle) == 0)
+            status = self._library.context_synchronize(self.handle)
+            if status in (WRONG_STATE, INVALID_ARGUMENT):
+                self._check(status)  # it was not tried, which says nothing about the device
+            return bool(status == 0)
         answer = self._synchronizer(self._stream)
         if answer is None:
             return True
