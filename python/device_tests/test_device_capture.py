@@ -16,11 +16,25 @@ import abi
 import pytest
 from abi import OK, WRONG_STATE, error
 from abi_context import World
-from context_host import Rig
+from context_host import KV, Rig
 from sim_driver import NON_BLOCKING, Driver
 from test_device_abi import Cache, bytes_of
 
-from prefixcache.context import KVPageTable, _abi
+from prefixcache import PrefixCacheError
+from prefixcache.context import (
+    ContextCacheBatchAdmission,
+    ContextCacheConfig,
+    ContextCacheCoordinator,
+    ContextCacheCoordinatorStatus,
+    ContextCacheDeploymentKind,
+    ContextCachePhysicalResources,
+    ContextCacheSequenceAdmission,
+    DeploymentConfig,
+    HostCacheManager,
+    KVPageTable,
+    ModelConfig,
+    _abi,
+)
 
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 ACTIVE = 1
@@ -181,3 +195,26 @@ def test_a_table_is_given_back_whatever_device_is_current(driver):
     assert current(driver) == other.value
     assert driver.dll.cuCtxSetCurrent(ctypes.c_void_p(own)) == 0
     driver.dll.simcuda_devices(1)
+
+
+def test_a_synchronisation_that_cannot_be_tried_poisons_nothing(driver):
+    stream = driver.stream()
+    table = KVPageTable(2, 8, 32, host_memory=False)
+    shape = {"num_pages": 32, "max_pages_per_seq": 8, "tokens_per_page": 4}
+    cache = HostCacheManager(max_batch_size=2, attention=[KV], **shape)
+    config = ContextCacheConfig(enabled=True, tokens_per_page=4, host_memory=False)
+    deployment = DeploymentConfig(ModelConfig(max_batch_size=2))
+    resources = ContextCachePhysicalResources(cache, table)
+    vanilla = ContextCacheDeploymentKind.VANILLA
+    with ContextCacheCoordinator(config, deployment, vanilla, resources, stream) as coordinator:
+        admission = ContextCacheBatchAdmission([ContextCacheSequenceAdmission(list(range(9)))])
+        request = coordinator.begin_request(admission, stream).admission.request
+        coordinator.prepare_prefill(request)
+        driver.dll.simcuda_capture(c_void_p(stream), RELAXED)
+        with pytest.raises(PrefixCacheError, match="captured"):
+            coordinator.finish(request)
+        assert driver.end_capture(stream) == ACTIVE
+        assert not coordinator.metrics()["poisoned"]
+        assert coordinator.finish(request) == ContextCacheCoordinatorStatus.OK
+    table.close()
+    driver.end_stream(stream)
