@@ -196,6 +196,9 @@ func (x *contextCache) open(options *C.pc_context_options, cfg *coordinator.Conf
 		if t != nil && t.dev.IsHost() != x.dev.IsHost() {
 			return status.New(status.InvalidArgument, "options: a page table is on %s, the coordinator on %s, expected one PC_HOST_MEMORY for both", t.dev.Name(), x.dev.Name())
 		}
+		if t != nil && t.dev.Context() != x.dev.Context() {
+			return status.New(status.InvalidArgument, "options: a page table was made in CUDA context %#x, the coordinator is in %#x, expected one context for both", uintptr(t.dev.Context()), uintptr(x.dev.Context()))
+		}
 	}
 	if x.stream = streamOn(x.dev, options.stream); x.stream == gpu.PerThreadStream {
 		x.thread = syscall.Gettid()

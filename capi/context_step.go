@@ -223,6 +223,13 @@ func pcgo_context_begin_compaction(ctx, request C.pc_handle, oldToNew *C.int32_t
 	if serr != nil {
 		return fail(serr)
 	}
+	mapping := gpu.Region{Name: "device_mapping", Addr: uintptr(deviceMapping), Place: gpu.OnDevice}
+	if deviceMapping != 0 {
+		mapping.Bytes = int64(len(m)) * 4
+	}
+	if err := x.dev.Check(x.stream, []gpu.Region{mapping}); err != nil {
+		return fail(err)
+	}
 	h := coordinator.Handle(request)
 	n, err := x.c.BeginCompaction(h, m, int32(newBatch), x.commands)
 	if err == nil {

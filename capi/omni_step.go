@@ -189,7 +189,7 @@ func pcgo_omni_materialize(cache C.pc_handle, step C.uint64_t, reads *C.pc_omni_
 	list, err := omniReads(reads, numReads)
 	if err != nil {
 		// The step is used up all the same (O-22).
-		_ = o.cache.Discard(uint64(step))
+		_ = o.cache.Materialize(uint64(step), nil)
 		return fail(err)
 	}
 	return o.done(o.cache.Materialize(uint64(step), list))

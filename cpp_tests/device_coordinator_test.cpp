@@ -185,9 +185,7 @@ class Runtime {
     }
     int32_t random(int32_t n) { return static_cast<int32_t>(mRandom() % static_cast<uint64_t>(n)); }
 
-    void synchronize() {
-        must(cuStreamSynchronize(reinterpret_cast<CUstream>(stream())), "cuStreamSynchronize");
-    }
+    void synchronize() { must(cuStreamSynchronize(reinterpret_cast<CUstream>(stream())), "cuStreamSynchronize"); }
 
     /// Device words as they are now.
     uint32_t peek(CUdeviceptr address) {
@@ -649,6 +647,66 @@ TEST_F(DeviceCoordinator, MoveSlotsRefusesLengthsOfTheHost) {
               PC_ERROR_INVALID_ARGUMENT);
     EXPECT_NE(std::string(api.last_error()).find("lengths"), std::string::npos) << api.last_error();
     EXPECT_EQ(simcuda_calls("cuMemcpyDtoDAsync_v2"), before);
+}
+
+// A host address for the batch mapping is refused before anything of the compaction began.
+TEST_F(DeviceCoordinator, CompactionRefusesAMappingOfTheHost) {
+    simcuda_reset(1);
+    {
+        Runtime runtime(1);
+        OneRequest r(runtime);
+        ASSERT_EQ(r.preparePrefill(), PC_OK);
+        ASSERT_EQ(r.capture(), PC_OK);
+        ASSERT_EQ(r.finalize(), PC_OK);
+        std::array<int32_t, 1> const keep{0};
+        std::array<int32_t, kBatch> host{};
+        auto work = detail::sized<pc_work>();
+        auto info = [&] {
+            auto out = detail::sized<pc_request_info>();
+            EXPECT_EQ(r.api.context_get_request(r.context(), r.request, &out), PC_OK);
+            return out;
+        };
+        auto const before = info();
+        EXPECT_EQ(r.api.context_begin_compaction(r.context(), r.request, keep.data(), 1, 1,
+                                                 reinterpret_cast<uint64_t>(host.data()), &work),
+                  PC_ERROR_INVALID_ARGUMENT);
+        EXPECT_NE(std::string(r.api.last_error()).find("device_mapping"), std::string::npos) << r.api.last_error();
+        EXPECT_EQ(info().phase, before.phase);
+        EXPECT_EQ(info().pending, before.pending);
+        EXPECT_EQ(r.prepareDecode(), PC_OK) << r.api.last_error();
+        EXPECT_EQ(r.finish(), PC_OK) << r.api.last_error();
+    }
+    EXPECT_EQ(text(simcuda_report), "");
+    EXPECT_EQ(text(simcuda_leaks), "");
+}
+
+// A page table of another context cannot be reached from the coordinator's stream.
+TEST_F(DeviceCoordinator, ATableOfAnotherContextIsRefused) {
+    simcuda_reset(1);
+    {
+        Runtime runtime(1);
+        runtime.coordinator.reset();
+        CUcontext own = nullptr;
+        CUcontext other = nullptr;
+        must(cuCtxGetCurrent(&own), "cuCtxGetCurrent");
+        must(cuCtxCreate(&other, 0, 0), "cuCtxCreate");
+        KVPageTable table(kBatch, kWidth, kPages);
+        must(cuCtxSetCurrent(own), "cuCtxSetCurrent");
+        ContextCacheConfig config;
+        config.enabled = true;
+        config.tokensPerPage = kPage;
+        DeploymentConfig deployment;
+        deployment.base.maxBatchSize = kBatch;
+        try {
+            ContextCacheCoordinator refused(config, deployment, Kind::kVanilla, {runtime.cache, table},
+                                            runtime.stream());
+            ADD_FAILURE() << "expected a refusal";
+        } catch (std::exception const& e) {
+            EXPECT_NE(std::string(e.what()).find("context"), std::string::npos) << e.what();
+        }
+    }
+    EXPECT_EQ(text(simcuda_report), "");
+    EXPECT_EQ(text(simcuda_leaks), "");
 }
 
 // Whichever driver call of a destroy fails once, nothing is left behind.

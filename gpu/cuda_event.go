@@ -150,22 +150,23 @@ func (d *CUDA) FreeStream(s Stream) error {
 	return nil
 }
 
-// Idle and Drain check the thread, since on the implicit streams the current context
-// decides which stream is meant, and that nobody captures the stream: the driver would
-// end a capture that is asked for its progress.
+// Idle and Drain work on a thread with any context. A stream that is being captured is
+// refused: the driver would end the capture.
 
 func (d *CUDA) Idle(s Stream) (bool, error) {
-	if err := d.admit("query stream", s, 0, 0); err != nil {
-		return false, err
+	refused, code := streamQuery(d.ctx, d.ordinal, s)
+	if refused != 0 {
+		return false, refuse("query stream", refused, d.ordinal, s, 0, 0)
 	}
-	return ready("cuStreamQuery", streamQuery(s), uintptr(s))
+	return ready("cuStreamQuery", code, uintptr(s))
 }
 
 func (d *CUDA) Drain(s Stream) error {
-	if err := d.admit("drain", s, 0, 0); err != nil {
-		return err
+	refused, code := streamWait(d.ctx, d.ordinal, s)
+	if refused != 0 {
+		return refuse("drain", refused, d.ordinal, s, 0, 0)
 	}
-	if code := streamWait(s); code != 0 {
+	if code != 0 {
 		return cudaError("cuStreamSynchronize", code, "stream %#x", uintptr(s))
 	}
 	return nil

@@ -107,8 +107,8 @@ func (d *CUDA) Free(s Stream, a Addr) error {
 		}
 	} else {
 		// Without a pool the block must not go while s still uses it.
-		if code := streamWait(s); code != 0 {
-			return cudaError("cuStreamSynchronize", code, "stream %#x", uintptr(s))
+		if err := d.Drain(s); err != nil {
+			return err
 		}
 		if code := deviceFree(a); code != 0 {
 			return cudaError("cuMemFree", code, "%#x", uintptr(a))

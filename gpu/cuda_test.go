@@ -128,9 +128,43 @@ func TestAdmission_ThreadWithAnotherContext(t *testing.T) {
 		}
 		_, err := f.d.NewEvent(0)
 		refused(t, err, status.InvalidArgument, "another CUDA context is current")
-		refused(t, f.d.Drain(0), status.InvalidArgument, "another CUDA context is current")
 	})
 	simcuda.SetDevice(t, 0)
+	f.close(t)
+}
+
+// Waiting puts nothing on a stream: a thread with any context may, and keeps it. On the
+// implicit streams it is the device's stream that is waited for.
+func TestWaits_ThreadWithAnotherContext(t *testing.T) {
+	f := newFixture(t, 1)
+	simcuda.Devices(2)
+	simcuda.Policy(simcuda.Late)
+	for _, s := range []gpu.Stream{f.s, gpu.LegacyStream, gpu.PerThreadStream} {
+		ok(t, f.d.Fill(s, f.a, 7, 64))
+		simcuda.SetDevice(t, 1)
+		must[bool](t)(f.d.Idle(s))
+		ok(t, f.d.Drain(s))
+		if n := simcuda.Queued(); n != 0 {
+			t.Errorf("stream %#x: drained, and %d operations are queued", uintptr(s), n)
+		}
+		if now := must[cu.Device](t)(cu.CurrentDevice()); now != 1 {
+			t.Errorf("stream %#x: afterwards device %d is current on the thread", uintptr(s), now)
+		}
+		simcuda.SetDevice(t, 0)
+	}
+	f.close(t)
+}
+
+// The driver ends a capture whose stream is asked for its progress.
+func TestWaits_CapturingStream(t *testing.T) {
+	f := newFixture(t, 1)
+	simcuda.Capture(uintptr(f.s), simcuda.Relaxed)
+	_, err := f.d.Idle(f.s)
+	refused(t, err, status.WrongState, "being captured")
+	refused(t, f.d.Drain(f.s), status.WrongState, "being captured")
+	if !simcuda.EndCapture(uintptr(f.s)) {
+		t.Error("the refused calls ended the capture")
+	}
 	f.close(t)
 }
 

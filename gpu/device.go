@@ -86,6 +86,8 @@ type Device interface {
 	Name() string
 	// IsHost reports that device addresses are ordinary pointers.
 	IsHost() bool
+	// Context is what everything on this device belongs to.
+	Context() Context
 
 	// Check refuses s and every region that is not where it should be, before an
 	// operation of several calls begins. The calls check s and device addresses

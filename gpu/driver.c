@@ -110,9 +110,26 @@ int gpu_stream_capturing(uintptr_t stream, int *status) {
     if (swapped == CUDA_SUCCESS) cuThreadExchangeStreamCaptureMode(&mode); \
     return r;
 
-int gpu_stream_query(uintptr_t stream) { RELAXED(cuStreamQuery(STREAM(stream))) }
-int gpu_stream_wait(uintptr_t stream) { RELAXED(cuStreamSynchronize(STREAM(stream))) }
+static int ask_stream(CUresult (*call)(CUstream), uintptr_t stream) { RELAXED(call(STREAM(stream))) }
 
+static int ask_stream_in(uintptr_t ctx, int ordinal, CUresult (*call)(CUstream), uintptr_t stream,
+                         unsigned long long *refused) {
+    CUcontext current = NULL;
+    CUresult r = cuCtxGetCurrent(&current);
+    int other = r == CUDA_SUCCESS && current != (CUcontext)ctx;
+    if (other) r = cuCtxPushCurrent((CUcontext)ctx);
+    *refused = r == CUDA_SUCCESS ? gpu_admit(ctx, ordinal, stream, 0, 0) : verdict(GPU_DRIVER_FAILED, r, 0);
+    if (r == CUDA_SUCCESS && !*refused) r = ask_stream(call, stream);
+    if (other) cuCtxPopCurrent(&current);
+    return r;
+}
+
+int gpu_stream_query(uintptr_t ctx, int ordinal, uintptr_t stream, unsigned long long *refused) {
+    return ask_stream_in(ctx, ordinal, cuStreamQuery, stream, refused);
+}
+int gpu_stream_wait(uintptr_t ctx, int ordinal, uintptr_t stream, unsigned long long *refused) {
+    return ask_stream_in(ctx, ordinal, cuStreamSynchronize, stream, refused);
+}
 static int ask(CUresult (*call)(CUevent), uintptr_t event) { RELAXED(call((CUevent)event)) }
 
 static int ask_somewhere(uintptr_t ctx, CUresult (*call)(CUevent), uintptr_t event) {

@@ -4,6 +4,8 @@ package gpu
 #cgo LDFLAGS: -lcuda -ldl
 #cgo noescape gpu_stream_context
 #cgo noescape gpu_stream_capturing
+#cgo noescape gpu_stream_query
+#cgo noescape gpu_stream_wait
 #cgo noescape gpu_enter
 #cgo noescape gpu_alloc
 #cgo noescape gpu_host_alloc
@@ -101,9 +103,20 @@ func streamCapturing(s Stream) (bool, int) {
 	return c != 0, int(r)
 }
 
-func streamQuery(s Stream) int { return int(C.gpu_stream_query(C.uintptr_t(s))) }
-func streamWait(s Stream) int  { return int(C.gpu_stream_wait(C.uintptr_t(s))) }
-func relaxCapture() int        { return int(C.gpu_relax_capture()) }
+// streamQuery and streamWait return a verdict for refuse, or what the driver said.
+func streamQuery(c Context, ordinal int, s Stream) (refused uint64, code int) {
+	var v C.ulonglong
+	r := C.gpu_stream_query(C.uintptr_t(c), C.int(ordinal), C.uintptr_t(s), &v)
+	return uint64(v), int(r)
+}
+
+func streamWait(c Context, ordinal int, s Stream) (refused uint64, code int) {
+	var v C.ulonglong
+	r := C.gpu_stream_wait(C.uintptr_t(c), C.int(ordinal), C.uintptr_t(s), &v)
+	return uint64(v), int(r)
+}
+
+func relaxCapture() int { return int(C.gpu_relax_capture()) }
 
 func eventQuery(c Context, e Event) int {
 	return int(C.gpu_event_query(C.uintptr_t(c), C.uintptr_t(e)))

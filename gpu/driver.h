@@ -41,8 +41,11 @@ int gpu_stream_capturing(uintptr_t stream, int *status);
  * them as unsafe while any thread captures in global mode, fails them, and spoils that
  * capture; these switch the calling thread to relaxed mode for the moment, which is
  * what it is for: they put nothing into a graph. */
-int gpu_stream_query(uintptr_t stream);
-int gpu_stream_wait(uintptr_t stream);
+/* A stream that is captured is not asked: refused is gpu_admit's verdict then. On the
+ * implicit streams the current context decides which stream is meant, so ctx is
+ * current for the moment. */
+int gpu_stream_query(uintptr_t ctx, int ordinal, uintptr_t stream, unsigned long long *refused);
+int gpu_stream_wait(uintptr_t ctx, int ordinal, uintptr_t stream, unsigned long long *refused);
 /* An event knows its context, but a thread without any may not ask: ctx is current
  * there for the moment. */
 int gpu_event_query(uintptr_t ctx, uintptr_t event);

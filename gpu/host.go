@@ -49,6 +49,8 @@ func (h *Host) Name() string { return "host" }
 func (h *Host) IsHost() bool { return true }
 func (h *Host) Bind() error  { return nil }
 
+func (h *Host) Context() Context { return 0 }
+
 func (h *Host) Enter() (leave func(), err error) { return func() {}, nil }
 
 // admit refuses a stream that was never made: a CUDA stream that reached a cache

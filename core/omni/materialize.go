@@ -29,6 +29,7 @@ func (c *Cache) Materialize(step uint64, reads []Read) error {
 	if err != nil {
 		return err
 	}
+	c.stats.StepsMaterialized++ // used up, whatever becomes of the reads
 	c.running++
 	defer c.endRead(x)
 	if c.fatal != nil {
@@ -83,7 +84,6 @@ func (c *Cache) Materialize(step uint64, reads []Read) error {
 	case kept:
 		c.mergeNew(x, reads)
 	}
-	c.stats.StepsMaterialized++
 	return nil
 }
 

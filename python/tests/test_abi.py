@@ -530,6 +530,10 @@ def test_materialize_arguments(lib, cache, what):
     assert st == UNMATCH if what in ("first", "count") else st in (INVALID, UNSUPPORTED, TOO_SMALL), st
     assert ("outside the save snapshot" in error(lib)) is (st == UNMATCH)
     assert bytes(out) == bytes(2 * ROW)
+    # The step is used up all the same, and counted as what it was used for.
+    stats = OmniStats(struct_size=ctypes.sizeof(OmniStats))
+    assert lib.pc_omni_get_stats(cache, byref(stats)) == OK
+    assert (stats.steps_saved, stats.steps_materialized, stats.steps_discarded) == (1, 1, 0)
 
 
 def test_staging_timeout_names_the_steps(lib, cache):
