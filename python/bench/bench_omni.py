@@ -145,11 +145,14 @@ def tensors(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Compared(NamedTuple):
-    """What the turns gave: medians in seconds, and the median over the turns of theirs / ours."""
+    """What the turns gave: medians in seconds, and the median over the turns of theirs / ours.
+
+    Two times None when there was nothing to compare with.
+    """
 
     ours: float
     theirs: float | None
-    ratio: float
+    ratio: float | None
 
 
 Job = Callable[[], float]
@@ -161,16 +164,21 @@ def in_turns(turns: int, ours: Job, theirs: Job | None, *, steps: int = 15, warm
     In each turn ``ours`` runs ``warm`` times and then ``steps`` times that count, ``theirs``
     ``few`` times and then ``few`` times. (It is the slower one, and warm sooner in its own terms.)
     """
-    medians: list[tuple[float, float]] = []
+    jobs = [(ours, warm, steps)]
+    if theirs is not None:
+        jobs.append((theirs, few, few))
+    medians: list[list[float]] = []
     for _ in range(turns):
         turn = []
-        for job, before, counted in ((ours, warm, steps), (theirs or ours, few, few)):
+        for job, before, counted in jobs:
             for _ in range(before):
                 job()
             turn.append(statistics.median([job() for _ in range(counted)]))
-        medians.append((turn[0], turn[1]))
-    mine, other = (statistics.median(times) for times in zip(*medians, strict=True))
-    return Compared(mine, other if theirs else None, statistics.median(b / a for a, b in medians))
+        medians.append(turn)
+    mine, *other = (statistics.median(times) for times in zip(*medians, strict=True))
+    if not other:
+        return Compared(mine, None, None)
+    return Compared(mine, other[0], statistics.median(b / a for a, b in medians))
 
 
 def timed(job: Callable[[], object]) -> Callable[[], float]:
@@ -196,7 +204,7 @@ class Report:
 
     def faster(self, what: str, figure: Compared, target: float, than: str = "original") -> None:
         ours = f"{figure.ours * 1e6:10.0f} us"
-        if figure.theirs is None:
+        if figure.theirs is None or figure.ratio is None:
             print(f"{what:<34} {ours}", flush=True)
             return
         theirs = f"{figure.theirs * 1e6:{19 - len(than)}.0f} us"
@@ -380,16 +388,8 @@ def scatter(report: Report, turns: int) -> None:
     report.faster("save of 2 x 16 MiB of 4 KiB rows", figure, 2, "index_copy_")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Speed of the omni cache, as ratios taken in one run.")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the turns; figures vary more")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
-    args = parser.parse_args()
-    if missing is not None:
-        parser.error(f"needs torch and numpy, and there is no {missing}")
-    torch.set_num_threads(args.threads)
-    few = 10 if args.quick else 1
+def measure(few: int) -> Report:
+    """Every figure, in a ``few``-th of the turns."""
     reference = load_reference()
     report = Report()
     if reference is None:
@@ -401,6 +401,19 @@ def main() -> int:
         hits(report, reference, 20 // few)
         pending_reads(report, 20 // few)
         scatter(report, 10 // few)
+    return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Speed of the omni cache, as ratios taken in one run.")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the turns; figures vary more")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
+    args = parser.parse_args()
+    if missing is not None:
+        parser.error(f"needs torch and numpy, and there is no {missing}")
+    torch.set_num_threads(args.threads)
+    report = measure(10 if args.quick else 1)
     if report.missed:
         print(f"{len(report.missed)} missed: {', '.join(report.missed)}")
     return 1 if args.check and report.missed else 0

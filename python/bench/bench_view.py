@@ -1,23 +1,32 @@
 """Cost of a step's slots: the whole batch at once, against one request at a time.
 
-usage: bench_view.py [FOLDER]
-
 The other side is vLLM-Omni's own view when FOLDER has that package, and else a
 loop of our own with the same kind of tensor operations per request.
+
+usage: bench_view.py [FOLDER]
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
 import types
+from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-import torch
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from prefixcache.view import FullAttentionGroupView
+try:  # --help does without
+    import numpy as np
+    import torch
+
+    from prefixcache.view import FullAttentionGroupView
+except ImportError as e:
+    missing: str | None = e.name
+else:
+    missing = None
 
 BLOCK_SIZE = 16
 
@@ -72,8 +81,13 @@ def microseconds(call, repeat):
     return statistics.median(costs)
 
 
-def main(folder=None):
-    theirs, name = other_view(folder)
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("usage:")[0])
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="a folder that has the package vllm_omni")
+    args = parser.parse_args()
+    if missing is not None:
+        parser.error(f"needs torch and numpy, and there is no {missing}")
+    theirs, name = other_view(args.folder)
     print(f"slots of a step, us (median): batch x tokens, ours, {name}, ratio")
     for rows, tokens in ((1, 1), (16, 1), (64, 1), (256, 1), (16, 256), (64, 128), (1, 8192)):
         batch = make_batch(rows, 10_000)
@@ -86,4 +100,4 @@ def main(folder=None):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    main()

@@ -411,15 +411,6 @@ def test_content_depends_on_every_token_before():
     assert np.all(one % 2 == 1)
 
 
-def test_the_benchmark_tells_its_options_without_numpy():
-    script = Path(__file__).resolve().parents[1] / "bench" / "bench_omni.py"
-    code = f"import runpy, sys; sys.modules['numpy'] = None; sys.argv[0] = 'b'; runpy.run_path({str(script)!r}, None, '__main__')"
-    for argument, status, told in (("--help", 0, "--threads"), ("--check", 2, "needs torch and numpy")):
-        done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True)
-        assert done.returncode == status
-        assert told in done.stdout + done.stderr
-
-
 def test_tokens_are_those_of_the_benchmark():
     """Token i of hash id h is splitmix64(h * 512 + i) % 150000, here with Python's integers."""
 
