@@ -1,5 +1,10 @@
 # libprefixcache: the two commands are `make run` and `make test`; `make help` lists the rest.
 
+# make's lists, cgo's flags and the commands below are words between spaces.
+ifneq ($(words $(CURDIR)),1)
+$(error $(CURDIR) has a space in its path, expected a folder without one)
+endif
+
 SHELL := /bin/bash
 ROOT := $(CURDIR)
 BUILD := build

@@ -448,10 +448,15 @@ void tails(int64_t operations) {
     }
 }
 
-int usage() {
-    std::fputs(
-        "usage: bench_context [--trace FILE] [--check] [--quick] [--only trace|acquire|decode|infeasible|tails]\n",
-        stderr);
+constexpr char const* kUsage = R"(usage: bench_context [options]
+
+  --trace FILE  JSON lines with input_length, output_length and hash_ids (default: one that is generated)
+  --check       exit with 1 when a goal was missed
+  --quick       fewer passes; figures vary more
+  --only PART   one of trace, acquire, decode, infeasible, tails)";
+
+int refuse(std::string const& what) {
+    std::fprintf(stderr, "bench_context: %s\n%s\n", what.c_str(), kUsage);
     return 2;
 }
 
@@ -464,9 +469,16 @@ int main(int argc, char** argv) try {
     bool quick = false;
     for (int i = 1; i < argc; ++i) {
         std::string const option = argv[i];
-        if (option == "--trace" && i + 1 < argc) {
+        if (option == "--help" || option == "-h") {
+            std::puts(kUsage);
+            return 0;
+        }
+        if ((option == "--trace" || option == "--only") && i + 1 == argc) {
+            return refuse(option + ": expected a value behind it");
+        }
+        if (option == "--trace") {
             path = argv[++i];
-        } else if (option == "--only" && i + 1 < argc) {
+        } else if (option == "--only") {
             only = argv[++i];
         } else if (option == "--check") {
             checked = true;
@@ -474,12 +486,12 @@ int main(int argc, char** argv) try {
             quick = true;
             gTurns = 200'000'000;
         } else {
-            return usage();
+            return refuse(option + ": no such option");
         }
     }
     std::vector<std::string> const parts{"trace", "acquire", "decode", "infeasible", "tails"};
     if (!only.empty() && std::find(parts.begin(), parts.end(), only) == parts.end()) {
-        return usage();
+        return refuse("--only is '" + only + "', expected a part");
     }
     auto const wanted = [&](char const* name) { return only.empty() || only == name; };
     if (wanted("trace")) {

@@ -169,9 +169,10 @@ inline void check(int argc, char** argv) {
             std::exit(2);
         }
         char* end = nullptr;
-        int64_t const value = i + 1 < argc ? std::strtoll(argv[i + 1], &end, 10) : 0;
+        char const* const text = i + 1 < argc ? argv[i + 1] : "";
+        int64_t const value = std::strtoll(text, &end, 10);
         if (value < 1 || value > INT32_MAX || *end != '\0') {
-            std::fprintf(stderr, "%s: expected a number from 1 to 2^31 - 1\n%s", argv[i], kUsage);
+            std::fprintf(stderr, "%s is '%s', expected a number from 1 to 2^31 - 1\n%s", argv[i], text, kUsage);
             std::exit(2);
         }
     }

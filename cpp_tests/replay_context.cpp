@@ -4,7 +4,7 @@
 // position of every request is compared, through the page table that kernels read.
 //
 //   replay_context [--trace FILE] [--requests N] [--page P] [--pages N] [--batch N]
-//                  [--max-output N] [--original-recency] [--quiet]
+//                  [--max-output N] [--original-recency] [--quiet] [--dry-run]
 //
 // Prints a summary; exit 1 when a check failed, 130 when it was interrupted.
 #include <prefixcache/context_cache_coordinator.hpp>
@@ -42,6 +42,7 @@ struct Options {
     int32_t maxOutput = INT32_MAX;
     bool originalRecency = false;
     bool quiet = false;
+    bool dryRun = false;
 };
 
 /// KV of 8 bytes a token and pool: K is the digest of the prefix, V its complement.
@@ -404,9 +405,19 @@ class Replay {
     std::string mFault;
 };
 
-constexpr char const* kUsage =
-    "usage: replay_context [--trace FILE] [--requests N] [--page P] [--pages N] [--batch N] [--max-output N] "
-    "[--original-recency] [--quiet]";
+constexpr char const* kUsage = R"(usage: replay_context [options]
+
+  --trace FILE        JSON lines with input_length, output_length and hash_ids (default: one that is generated)
+  --requests N        only the first N (default: all of FILE, 1000 generated ones)
+  --page P            tokens of a page (default 128)
+  --pages N           pages of the pool (default 24000)
+  --batch N           sequences of a request (default 1)
+  --max-output N      generate at most N tokens for each sequence (default: as many as the trace says)
+  --original-recency  evict in the order of the original cache
+  --quiet             no progress
+  --dry-run           look at the options and at the trace, and replay nothing
+
+Exit code 0: every page was right; 1: a check failed; 2: an option or the trace is wrong; 130: interrupted.)";
 
 Options parse(int argc, char** argv) {
     Options o;
@@ -414,16 +425,19 @@ Options parse(int argc, char** argv) {
         std::string const name = argv[i];
         auto const number = [&]() -> int64_t {
             char* end = nullptr;
-            int64_t const value = i + 1 < argc ? std::strtoll(argv[i + 1], &end, 10) : 0;
-            if (i + 1 >= argc || *end != '\0' || value < 1 || value > INT32_MAX) {
-                throw std::runtime_error(name + ": expected a number from 1 to 2^31 - 1");
+            if (i + 1 >= argc) {
+                throw std::runtime_error(name + ": expected a number from 1 to 2^31 - 1 behind it");
+            }
+            int64_t const value = std::strtoll(argv[i + 1], &end, 10);
+            if (*end != '\0' || value < 1 || value > INT32_MAX) {
+                throw std::runtime_error(name + " is '" + argv[i + 1] + "', expected a number from 1 to 2^31 - 1");
             }
             ++i;
             return value;
         };
         if (name == "--trace") {
             if (i + 1 >= argc) {
-                throw std::runtime_error("--trace: expected a file");
+                throw std::runtime_error("--trace: expected a file behind it");
             }
             o.path = argv[++i];
         } else if (name == "--requests") {
@@ -440,8 +454,10 @@ Options parse(int argc, char** argv) {
             o.originalRecency = true;
         } else if (name == "--quiet") {
             o.quiet = true;
+        } else if (name == "--dry-run") {
+            o.dryRun = true;
         } else {
-            throw std::runtime_error(name + ": no such option, expected these\n" + kUsage);
+            throw std::runtime_error(name + ": no such option; --help lists them");
         }
     }
     return o;
@@ -450,9 +466,11 @@ Options parse(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    if (argc == 2 && std::string(argv[1]) == "--help") {
-        std::puts(kUsage);
-        return 0;
+    for (int i = 1; i < argc; ++i) {
+        if (std::string(argv[i]) == "--help" || std::string(argv[i]) == "-h") {
+            std::puts(kUsage);
+            return 0;
+        }
     }
     Options options;
     std::vector<trace::Request> requests;
@@ -465,6 +483,9 @@ int main(int argc, char** argv) try {
     } catch (std::exception const& e) {
         std::fprintf(stderr, "replay_context: %s\n", e.what());
         return 2;  // of the arguments or the trace; 1 is for a page that was wrong
+    }
+    if (options.dryRun) {
+        return 0;
     }
     Replay& replay = *made;
     std::signal(SIGINT, [](int) {

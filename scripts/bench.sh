@@ -1,6 +1,12 @@
 #!/usr/bin/env bash
-# Every speed figure of the README, as ratios taken in one run.
+# Every speed figure of the README, as ratios taken in one run. TRACE in the environment
+# names the trace of the context cache; without one it is generated.
+# usage: [TRACE=FILE] bench.sh
 set -u
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
+[ $# = 0 ] || { echo "bench: the argument is '$1', expected none" >&2; exit 2; }
+[ -z "${TRACE:-}" ] || { [ -f "$TRACE" ] && [ -r "$TRACE" ]; } ||
+    { echo "bench: TRACE is '$TRACE', expected a file of JSON lines" >&2; exit 2; }
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-$(cat build/python)}
 status=0

@@ -3,6 +3,7 @@
 # instrumented, too, and from Go. Half of the time each. What is found lies in build/fuzz.
 # usage: fuzz.sh [MINUTES]   (default 10)
 set -eu
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 minutes=${1:-10}
 case $minutes in '' | *[!0-9]* | 0*) echo "fuzz: MINUTES is '$minutes', expected a whole number from 1 on" >&2; exit 2 ;; esac

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # The hosts for longer, 100 000 lives of each cache among them, and the crowd of threads with
 # the library itself built for AddressSanitizer.
+# usage: hosts.sh
 set -eu
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
+[ $# = 0 ] || { echo "hosts: the argument is '$1', expected none" >&2; exit 2; }
 cd "$(dirname "$0")/.."
 cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=Release >/dev/null
 cmake --build build/cpp --target hosts_test >/dev/null

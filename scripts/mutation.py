@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +117,23 @@ def environment():
     return env | dict(re.findall(r"""(\w+)="([^"\n]*)\"""", flags))
 
 
+running = set()  # processes
+stopping = threading.Event()
+
+
+def start(command, **settings):
+    """Run a command to its end, or until main() stops all of them."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", **settings
+    ) as process:
+        running.add(process)
+        if stopping.is_set():
+            process.kill()
+        out, err = process.communicate()
+        running.discard(process)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
 def attempt(guard, env, quick):
     """(found, what was seen) of one guard."""
     with tempfile.TemporaryDirectory() as name:
@@ -125,25 +143,21 @@ def attempt(guard, env, quick):
         except (ValueError, OSError) as error:
             return False, f"does not apply: {error}"
         binary = folder / "test"
-        build = subprocess.run(
+        build = start(
             ["go", "test", "-c", "-tags=invariants", "-overlay", str(path), "-o", str(binary), "./" + guard.package],
             cwd=ROOT,
             env=env,
-            capture_output=True,
-            text=True,
         )
         if build.returncode:
             return False, "does not build: " + build.stderr.strip()[-500:]
         command = [str(binary), "-test.run", f"^{guard.test}$", "-test.v", f"-test.timeout={LIMIT_S}s"]
         if guard.package == "core/simulation":
             command += ["-sim.noshrink", f"-sim.operations={2_000_000 if quick else BUDGET}"]
-        start = time.monotonic()
-        run = subprocess.run(
-            command, cwd=ROOT / guard.package, env=env, capture_output=True, text=True, errors="replace"
-        )
+        began = time.monotonic()
+        run = start(command, cwd=ROOT / guard.package, env=env)
         out = run.stdout + run.stderr
         if run.returncode == 0:
-            return False, f"survived {time.monotonic() - start:.0f} s"
+            return False, f"survived {time.monotonic() - began:.0f} s"
         if hit := re.search(r"found after (\d+) operations: seed (\d+), operation \d+: (.*)", out):
             return True, f"{int(hit[1]):,} | {hit[2]} | {hit[3][:110]}"
         if "test timed out" in out:
@@ -182,14 +196,23 @@ def main():
         guards = [g for g in guards if any(t in g.name or any(t in h.file for h in g.hunks) for t in args.only)]
     if not guards:
         sys.exit("mutation: no guard has that name")
-    env, lost, rows, start = environment(), 0, [], time.monotonic()
+    env, lost, rows, began = environment(), 0, [], time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        results = pool.map(lambda g: attempt(g, env, args.quick), guards)
-        for guard, (found, seen) in zip(guards, results, strict=True):
-            lost += not found
-            rows.append(row(guard, seen))
-            print(f"{'found ' if found else 'NOT   '} {guard.name}: {seen}", flush=True)
-    print(f"{len(guards) - lost} of {len(guards)} guards are needed, and it shows; {time.monotonic() - start:.0f} s")
+        try:
+            results = pool.map(lambda g: attempt(g, env, args.quick), guards)
+            for guard, (found, seen) in zip(guards, results, strict=True):
+                lost += not found
+                rows.append(row(guard, seen))
+                print(f"{'found ' if found else 'NOT   '} {guard.name}: {seen}", flush=True)
+        except KeyboardInterrupt:
+            stopping.set()
+            for process in list(running):
+                process.kill()
+            pool.shutdown(cancel_futures=True)
+            needed = f"{lost} of them not found" if lost else "all of them needed"
+            print(f"interrupted: {len(rows)} of {len(guards)} guards tried, {needed}; no table written")
+            return 130
+    print(f"{len(guards) - lost} of {len(guards)} guards are needed, and it shows; {time.monotonic() - began:.0f} s")
     if args.write and not lost and not args.only:
         write_table(rows)
     return 1 if lost else 0

@@ -4,7 +4,8 @@
 Suites: Go (plain and under the race detector), Python (pytest), C++ (CTest),
 and the gates: the ABI, the built library, coverage, dependencies.
 Each suite's output goes to build/test/<suite>.log; failures are printed. The last
-line is 'N passed, N failed', with ', N skipped' when a test was skipped.
+line is 'N passed, N failed', with ', N skipped' when a test was skipped. Ctrl-C ends
+the run with the count of the suites that are done.
 
 usage: run_tests.py [--only NAME]...
 """
@@ -162,15 +163,25 @@ def main():
     parser.add_argument("--only", action="append", choices=sorted(suites()), help="run this suite only (may repeat)")
     args = parser.parse_args()
     total = {"pass": 0, "fail": 0, "skip": 0}
-    for name, suite in suites().items():
-        if args.only and name not in args.only:
-            continue
-        counts = suite()
+    waiting = {n: suite for n, suite in suites().items() if not args.only or n in args.only}
+    ended = ""
+    while waiting:
+        name = next(iter(waiting))
+        try:
+            counts = waiting[name]()
+        except KeyboardInterrupt:
+            rest = list(waiting)[1:]
+            print(f"interrupted in {name}" + (f"; not run: {', '.join(rest)}" if rest else ""))
+            ended = f", and {len(waiting)} suite{'s' if rest else ''} not done"
+            break
+        del waiting[name]
         print(f"{name}: {counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped", flush=True)
         for k in total:
             total[k] += counts[k]
     skipped = f", {total['skip']} skipped" if total["skip"] else ""
-    print(f"{total['pass']} passed, {total['fail']} failed{skipped}")
+    print(f"{total['pass']} passed, {total['fail']} failed{skipped}{ended}")
+    if ended:
+        return 130
     return 1 if total["fail"] or not total["pass"] else 0
 
 

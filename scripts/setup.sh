@@ -2,13 +2,15 @@
 # Make sure that everything is there which a purpose needs: install it when that is
 # possible, otherwise name exactly what is missing and how to get it.
 #
+# usage: setup.sh [run | test]
+#
 #   setup.sh run    what `make run` needs: Go, a C and a C++ compiler, Python with torch
 #   setup.sh test   (and without an argument) what `make test` needs besides
 #
 # Writes the Python interpreter to build/python; build/test-tools says that the rest is there.
 set -u
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
-mkdir -p build
 purpose=${1:-test}
 case $purpose in run | test) ;; *)
     echo "setup: $purpose: expected run or test" >&2
@@ -17,6 +19,9 @@ case $purpose in run | test) ;; *)
 esac
 
 say() { printf 'setup: %s\n' "$*" >&2; }
+# Before anything is installed: what is found out has to be written down.
+not_written() { say "$PWD/$1 cannot be written, and this has to be"; exit 1; }
+{ mkdir -p build && [ -w build ]; } 2>/dev/null || not_written build
 
 need_go=1.26
 missing=()   # Debian package names
@@ -105,10 +110,10 @@ fi
 
 [ ${#fatal[@]} = 0 ] || give_up
 case $python in /*) ;; *) python=$PWD/$python ;; esac
-printf '%s\n' "$python" >build/python
+printf '%s\n' "$python" 2>/dev/null >build/python || not_written build/python
 if [ "$purpose" = test ]; then
     browser || apt_install chromium-headless-shell ||
         say "no Chromium, so the tests of the replay's report will fail (as root: apt-get install chromium-headless-shell; or set PREFIXCACHE_BROWSER)"
-    touch build/test-tools
+    touch build/test-tools 2>/dev/null || not_written build/test-tools
 fi
 say "ready to $purpose ($(go env GOVERSION), $("$python" -c 'import sys, torch; print("Python %d.%d.%d, torch %s" % (*sys.version_info[:3], torch.__version__))'))"

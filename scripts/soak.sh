@@ -2,6 +2,7 @@
 # The random tests, longer: rounds with new or more seeds until the time is over.
 # usage: soak.sh [MINUTES]   (default 30; the round that is running is finished)
 set -u
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 minutes=${1:-30}
 case $minutes in '' | *[!0-9]* | 0?*) echo "soak: MINUTES is '$minutes', expected a whole number" >&2; exit 2 ;; esac

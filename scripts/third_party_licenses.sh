@@ -2,6 +2,8 @@
 # Licenses of what is linked into build/libprefixcache.so, as one text.
 # usage: scripts/third_party_licenses.sh >THIRD_PARTY_LICENSES
 set -eu
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
+[ $# = 0 ] || { echo "third_party_licenses: the argument is '$1', expected none" >&2; exit 2; }
 cd "$(dirname "$0")/.."
 echo "libprefixcache.so contains the Go standard library and runtime, and the modules below."
 printf '\n==== Go ====\n\n'

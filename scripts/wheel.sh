@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Build the wheel into dist/ and check it: what it is tagged as, what it links to,
 # how large the library is. The tools are pinned and live in build/wheel-tools.
+# usage: wheel.sh
 set -eu
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
+[ $# = 0 ] || { echo "wheel: the argument is '$1', expected none" >&2; exit 2; }
 cd "$(dirname "$0")/.."
 tools=build/wheel-tools
 pins=(hatchling==1.33.0 auditwheel==6.8.2)

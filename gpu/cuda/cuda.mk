@@ -37,12 +37,11 @@ $(CUDA_SIM): $(CUDA_SIM_SOURCES) $(wildcard $(CUDA_SIM_DIR)/*.h $(CUDA_SIM_DIR)/
 	@mv $@.tmp $@
 
 .PHONY: cuda-stub cuda-sim cuda-env cuda-generate cuda-check
-cuda-sim: $(CUDA_SIM)
+cuda-sim: $(CUDA_SIM) ## build/cuda/libsimcuda.so, a simulated CUDA driver to test a host with (docs/integrating-cpp.md)
 
 cuda-stub: $(CUDA_STUB)
 
-# For a shell: eval "$(make -s cuda-env)"
-cuda-env: $(CUDA_STUB)
+cuda-env: $(CUDA_STUB) ## what `go test` needs in a shell: eval "$(make -s cuda-env)"
 	@echo 'export CGO_CFLAGS="$(CUDA_CGO_CFLAGS)" CGO_LDFLAGS="$(CUDA_CGO_LDFLAGS)"'
 
 # After a change of include/cuda.h. The result is committed.

@@ -75,7 +75,9 @@ def test_what_nothing_is_compared_with_runs_alone():
 @pytest.mark.parametrize("script", ["bench_omni.py", "bench_view.py"])
 def test_the_options_are_told_without_numpy(script):
     path = str(BENCH / script)
-    code = f"import runpy, sys; sys.modules['numpy'] = None; sys.argv[0] = 'b'; runpy.run_path({path!r}, None, '__main__')"
+    code = (
+        f"import runpy, sys; sys.modules['numpy'] = None; sys.argv[0] = 'b'; runpy.run_path({path!r}, None, '__main__')"
+    )
     for arguments, status, told in ((["--help"], 0, "usage: "), ([], 2, "needs torch and numpy")):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd="/")
         assert done.returncode == status, done.stderr

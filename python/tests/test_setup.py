@@ -78,3 +78,15 @@ def test_a_purpose_that_does_not_exist_is_named(setup):
     done = setup("walk")
     assert done.returncode == 2
     assert done.stderr == "setup: walk: expected run or test\n"
+
+
+@pytest.mark.parametrize("there", ["build", "build/python"])
+def test_it_is_ready_only_when_that_is_written_down(setup, tmp_path, there):
+    """Something is in the way, so that not even root can write; a read-only folder is the same."""
+    if there == "build":
+        (tmp_path / there).write_text("a file")
+    else:
+        (tmp_path / there).mkdir(parents=True)
+    done = setup("test", *TEST_TOOLS)
+    assert done.returncode == 1, done.stderr
+    assert "ready to" not in done.stderr and f"{tmp_path / there} cannot be written" in done.stderr
