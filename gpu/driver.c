@@ -180,9 +180,10 @@ static CUresult allocate(size_t bytes, uintptr_t *address) {
 int gpu_alloc(size_t bytes, uintptr_t *address) { RELAXED(allocate(bytes, address)) }
 int gpu_free(uintptr_t address) { RELAXED(cuMemFree((CUdeviceptr)address)) }
 
-/* A pool of our own: the default pool belongs to the application, and with its
- * release threshold of 0 every synchronisation would give the memory back. */
-static int pool_create(int ordinal, uintptr_t *pool) {
+/* A pool of our own: how much the default pool keeps is the application's to say. This
+ * one keeps nothing: what is given back goes back to the device with the next
+ * synchronisation, for the model to use. */
+static CUresult pool_create(int ordinal, uintptr_t *pool) {
     CUmemPoolProps props = {0};
     props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     props.handleTypes = CU_MEM_HANDLE_TYPE_NONE;
@@ -190,15 +191,8 @@ static int pool_create(int ordinal, uintptr_t *pool) {
     props.location.id = ordinal;
     CUmemoryPool made = NULL;
     CUresult r = cuMemPoolCreate(&made, &props);
-    if (r != CUDA_SUCCESS) return r;
-    uint64_t keep = UINT64_MAX;
-    r = cuMemPoolSetAttribute(made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
-    if (r != CUDA_SUCCESS) {
-        cuMemPoolDestroy(made);
-        return r;
-    }
     *pool = (uintptr_t)made;
-    return CUDA_SUCCESS;
+    return r;
 }
 
 int gpu_pool_create(int ordinal, uintptr_t *pool) { RELAXED(pool_create(ordinal, pool)) }
