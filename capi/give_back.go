@@ -41,7 +41,10 @@ func giveBack(what string, dev gpu.Device, parts func(*giving)) error {
 	if g.back(func() (err error) { leave, err = dev.Enter(); return err }) {
 		defer leave()
 	}
-	parts(g)
+	parts(g) // host memory, too, which is there even if the device is not
+	if g.err == gpu.ErrEnded {
+		return nil
+	}
 	if g.err != nil {
 		logLine(C.PC_LOG_ERROR, fmt.Sprintf("%s: not all of its memory could be given back: %v", what, g.err))
 	}

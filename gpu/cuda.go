@@ -128,6 +128,9 @@ func (d *CUDA) Enter() (func(), error) {
 	mode, code := enter(d.ctx)
 	if code != 0 {
 		runtime.UnlockOSThread()
+		if code == deinitialized {
+			return nil, ErrEnded
+		}
 		return nil, cudaError("cuCtxPushCurrent", code, "device %d", d.ordinal)
 	}
 	return func() {

@@ -151,7 +151,8 @@ type Device interface {
 	// Bind prepares a thread of ours for calls that may wait.
 	Bind() error
 	// Enter does so for a thread of somebody else's, which may have another context or
-	// none, and keeps the goroutine on it; leave puts back what was.
+	// none, and keeps the goroutine on it; leave puts back what was. ErrEnded: there is
+	// no device any more.
 	Enter() (leave func(), err error)
 	// Close gives back what the device itself holds. Streams, events and memory
 	// that were not freed are reported as a Busy error and left alone.

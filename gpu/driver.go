@@ -40,6 +40,7 @@ import (
 const (
 	notReady      = int(C.CUDA_ERROR_NOT_READY)
 	invalidHandle = int(C.CUDA_ERROR_INVALID_HANDLE)
+	deinitialized = int(C.CUDA_ERROR_DEINITIALIZED)
 	invalidValue  = int(C.CUDA_ERROR_INVALID_VALUE)
 	capturedEvent = int(C.CUDA_ERROR_CAPTURED_EVENT)
 )

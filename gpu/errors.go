@@ -8,6 +8,10 @@ import (
 	"libprefixcache/core/status"
 )
 
+// ErrEnded says that the driver has shut down: the process is about to end, and what was
+// on a device has gone already.
+var ErrEnded = status.New(status.Device, "the CUDA driver has shut down, as it does when a process ends")
+
 // cuda turns the outcome of a driver call into the one error type: code Device,
 // the call, the CUDA error name, and what was asked for.
 func cudaError(call string, code int, format string, args ...any) error {

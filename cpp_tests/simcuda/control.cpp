@@ -73,6 +73,12 @@ void simcuda_reset(uint64_t seed) {
     m.calls.clear();
     m.faults.clear();
     m.fail_in = m.operation_fails_in = 0;
+    m.down = false;
+}
+
+void simcuda_shut_down(void) {
+    std::lock_guard<std::mutex> lock(model().mutex);
+    model().down = true;
 }
 
 void simcuda_policy(int policy) {

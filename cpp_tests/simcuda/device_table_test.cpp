@@ -229,6 +229,22 @@ TEST_F(DeviceTable, DestroySaysWhatItCouldNotGiveBack) {
     simcuda_reset(1);
 }
 
+// A host with static objects destroys them when the driver is gone: nothing is wrong then.
+TEST_F(DeviceTable, DestroyAfterTheDriverIsSilent) {
+    open(1);
+    ASSERT_EQ(upload(), PC_OK);
+    static int lines = 0;
+    lines = 0;
+    auto count = [](void*, int32_t, const char*) { lines++; };
+    ASSERT_EQ(api->set_log(count, nullptr, PC_LOG_WARNING), PC_OK);
+    simcuda_shut_down();
+    EXPECT_EQ(api->table_destroy(&table), PC_OK) << api->last_error();
+    EXPECT_EQ(table, 0u);
+    EXPECT_EQ(lines, 0);
+    ASSERT_EQ(api->set_log(nullptr, nullptr, PC_LOG_WARNING), PC_OK);
+    simcuda_reset(1);
+}
+
 // The thread that destroys may have another context, or none, current.
 TEST_F(DeviceTable, DestroyWorksInAnyContext) {
     for (bool another : {true, false}) {

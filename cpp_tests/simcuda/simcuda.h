@@ -66,6 +66,10 @@ int simcuda_armed(void);
  * lost with that code, as after a fault in a kernel. */
 void simcuda_fail_operation(int n, CUresult code);
 
+/* The driver has shut down, as at the end of a process, after its own destructors:
+ * every call says so, until the reset. */
+void simcuda_shut_down(void);
+
 /* Puts a stream into capture, as cuStreamBeginCapture does. Work that is enqueued
  * on it, and calls that spoil a capture, are reported. */
 void simcuda_capture(CUstream stream, CUstreamCaptureMode mode);
