@@ -6,6 +6,8 @@
 
 Checked: every enum constant and flag, every type size, every struct field's
 offset and size, every prototype, and which versioned symbol each name means.
+What a struct reserves counts towards its size alone: we set it to 0, and each
+toolkit gives more of it a name.
 13.0 gave some names to later versions of their calls. The driver keeps the former
 ones, and they are what the library asks it for; so with such a header the
 prototypes of those are checked, and what the names mean today is not.
@@ -22,6 +24,7 @@ import zipfile
 OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "include", "cuda.h")
 # 12.0 dropped the JIT targets below 3.0; cu v0.9.6 still compiles against them.
 DROPPED = {f"CU_TARGET_COMPUTE_{n}" for n in (10, 11, 12, 13, 20, 21)}
+GROWS = {"CU_CTX_FLAGS_MASK"}  # every flag that a toolkit has; nobody passes it
 SCALARS = ["CUdeviceptr", "CUdevice", "cuuint32_t", "CUuuid", "CUresult", "CUmemorytype"]
 
 
@@ -35,7 +38,7 @@ def parse(text):
         for decl in body.split(";"):
             for part in decl.split(","):
                 match = re.search(r"(\w+)(?:\[\d+\])?\s*$", part)
-                if match:
+                if match and not match.group(1).startswith("reserved"):
                     fields.append((name, match.group(1)))
     symbols = dict(re.findall(r"^#define (cu\w+) (cu\w+)$", text, flags=re.M))
     calls = re.findall(r"^CUresult CUDAAPI (cu\w+)\((.*)\);$", text, flags=re.M)
@@ -76,7 +79,12 @@ def run(source, include, work):
     with open(src, "w", encoding="ascii") as f:
         f.write(source)
     # Only main is linked; a call's address is taken inside typeof, never at run time.
-    subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-w", "-I", include, src, "-o", exe], check=True)
+    compiler = [os.environ.get("CC", "cc"), "-std=gnu11", "-w", "-I", include, src, "-o", exe]
+    compiled = subprocess.run(compiler, capture_output=True, text=True)
+    if compiled.returncode != 0:
+        errors = [line.split("error: ", 1)[1] for line in compiled.stderr.splitlines() if "error: " in line]
+        print(f"check-header: with {include}/cuda.h: " + ("; ".join(errors) or compiled.stderr.strip()))
+        sys.exit(1)
     return subprocess.run([exe], check=True, capture_output=True, text=True).stdout.splitlines()
 
 
@@ -95,7 +103,7 @@ def main():
         sys.exit(__doc__)
     with open(OURS, encoding="ascii") as f:
         constants, fields, calls = parse(f.read())
-    constants = [c for c in constants if c not in DROPPED]
+    constants = [c for c in constants if c not in DROPPED | GROWS]
     with tempfile.TemporaryDirectory() as work:
         real = real_include(sys.argv[1], work)
         if not os.path.exists(os.path.join(real, "cuda.h")):

@@ -48,6 +48,6 @@ cuda-env: $(CUDA_STUB) ## what `go test` needs in a shell: eval "$(make -s cuda-
 cuda-generate:
 	go run $(CUDA_DIR)/gen $(CUDA_DIR)/include/cuda.h > $(CUDA_DIR)/stub/libcuda_trampoline.c
 
-# CUDA_REAL=DIR names a directory with NVIDIA's cuda.h (12.x); default: from PyPI.
+# CUDA_REAL=DIR names a directory with NVIDIA's cuda.h (12.x or newer); default: from PyPI.
 cuda-check:
 	python3 $(CUDA_DIR)/check-header.py $(or $(CUDA_REAL),--pypi)

@@ -544,9 +544,7 @@ typedef struct CUmemPoolProps_st {
     CUmemAllocationHandleType handleTypes;
     CUmemLocation location;
     void *win32SecurityAttributes;
-    size_t maxSize;
-    unsigned short usage;
-    unsigned char reserved[54];
+    unsigned char reserved[64]; /* 0; newer toolkits have names for some of it */
 } CUmemPoolProps;
 
 /* ---- which version of a call a plain name means ------------------------------
