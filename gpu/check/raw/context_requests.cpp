@@ -314,9 +314,42 @@ std::string playAll(Effort const& effort, Kind kind) {
            (kind == Kind::kHybrid ? ", " + std::to_string(restores) + " snapshots restored" : "");
 }
 
+/// Everything here that is no call of the library is harmless to a capture.
+std::string comesAndGoesBesideACapture() {
+    Stream const stream(CU_STREAM_NON_BLOCKING);
+    Stream const captured(CU_STREAM_NON_BLOCKING);
+    DeviceCache cache{CacheShape{}};
+    auto const& shape = cache.shape;
+    auto const raw = reinterpret_cast<cudaStream_t>(static_cast<CUstream>(stream));
+    CaptureElsewhere capture(captured);
+    {
+        KVPageTable table(shape.maxBatch, shape.width, shape.pages);
+        table.setIdentity();
+        table.upload(raw);
+        ContextCacheConfig config;
+        config.enabled = true;
+        config.tokensPerPage = shape.tokensPerPage;
+        config.recurrentSnapshotBudgetBytes = 6 * shape.recurrentSlotBytes();
+        config.partialKvSnapshotBudgetBytes = 6 * shape.partialSlotBytes();
+        DeploymentConfig deployment;
+        deployment.base.maxBatchSize = shape.maxBatch;
+        ContextCacheCoordinator coordinator(config, deployment, Kind::kHybrid, {cache, table}, raw);
+        expect(coordinator.shutdown() == Status::kOk, "shutdown failed");
+    }
+    capture.end();
+    return "made, used and given back";
+}
+
 }  // namespace
 
 void contextRequests(Effort const& effort) {
+    run("context, raw streams: a page table and a coordinator come and go beside a capture of another thread", [] {
+        driver().begin(7);
+        auto const detail = comesAndGoesBesideACapture();
+        auto const faults = driver().faults();
+        expect(faults.empty(), faults);
+        return detail;
+    });
     run("context, raw streams: random requests, every reused byte read back (vanilla)",
         [&] { return playAll(effort, Kind::kVanilla); });
     run("context, raw streams: random requests, every reused byte read back (hybrid)",

@@ -33,7 +33,7 @@ std::string mebibytes(size_t bytes) {
 /// host's time between two copies does not count.
 template <typename F>
 double onDevice(Stream const& stream, F&& call) {
-    Event const start(true), stop(true);
+    Event const start(Event::kTimed), stop(Event::kTimed);
     stream.delay(3000);
     start.record(stream);
     call();
@@ -196,7 +196,7 @@ void steps(int rounds) {
         std::vector<int64_t> counts(256, perRequest), slots(static_cast<size_t>(tokens));
         std::iota(requests.begin(), requests.end(), uint64_t{1});
         std::iota(slots.begin(), slots.end(), int64_t{0});
-        Event const marked, landed;
+        Event const marked(Event::kAsTheLibrarys), landed(Event::kAsTheLibrarys);
         Stream const copies(CU_STREAM_NON_BLOCKING);
         auto const save = [&] {
             uint64_t step = 0;
@@ -285,6 +285,56 @@ void steps(int rounds) {
     }
 }
 
+/// The host time of saves that pin memory first, while their stream is busy for 100 ms: as
+/// much or more would mean that pinning waits for the device.
+void pinning(int rounds) {
+    constexpr int64_t kRow = 4096, kFew = 256, kMany = 8192;
+    constexpr int kPages = 4;
+    Stream const stream(CU_STREAM_NON_BLOCKING);
+    DeviceMemory const rows(kMany * kRow);
+    std::vector<int64_t> slots(kMany);
+    std::iota(slots.begin(), slots.end(), int64_t{0});
+    std::vector<double> further, larger, pinned;
+    for (int round = 0; round < rounds; ++round) {
+        OmniCache cache(kMany / 16, 16, {{PC_OMNI_HIDDEN_KEY, kRow, kRow, PC_OMNI_JOIN_NEXT_STEP}}, kPages, kMany);
+        std::vector<uint64_t> open;
+        auto const save = [&](int64_t tokens) {
+            uint64_t step = 0;
+            CHECK_OK(omni_step_begin(cache.handle, nullptr, 0, nullptr, 0, nullptr));
+            ok(cache.save(stream, {1}, {tokens}, {slots.begin(), slots.begin() + tokens}, {rows.at()}, &step),
+               "omni_save");
+            open.push_back(step);
+        };
+        auto const settle = [&] {
+            while (cache.stats().pending_writes > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+        };
+        auto const whileBusy = [&] {
+            settle();
+            stream.delay(100'000);
+            return timed([&] { save(kMany); });
+        };
+        auto const consumeAll = [&] {
+            for (uint64_t const step : open) CHECK_OK(omni_discard(cache.handle, step));
+            open.clear();
+            settle();
+        };
+        // A step takes the first page that nobody needs, so pages are pinned one by one
+        // while nobody consumes their steps.
+        save(kFew);
+        save(kMany);
+        for (int i = 2; i < kPages; ++i) further.push_back(whileBusy());
+        consumeAll();
+        larger.push_back(whileBusy());
+        for (int i = 1; i < kPages; ++i) pinned.push_back(whileBusy());
+        consumeAll();
+    }
+    std::string const name = "save of " + mebibytes(kMany * kRow) + " behind 100 ms of work, ";
+    double const reference = median(pinned) * 1e6;
+    std::string const same = "the same save with every page pinned";
+    figure(name + "pins a further staging page, host time", median(further) * 1e6, "us", reference, same);
+    figure(name + "pins a larger staging page, host time", median(larger) * 1e6, "us", reference, same);
+}
+
 }  // namespace
 
 void copyFigures(int rounds) {
@@ -299,6 +349,10 @@ void copyFigures(int rounds) {
     });
     run("figures: rows", [&] {
         steps(rounds);
+        return std::string();
+    });
+    run("figures: pinning", [&] {
+        pinning(std::min(rounds, 3));
         return std::string();
     });
 }

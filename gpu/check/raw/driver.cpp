@@ -65,6 +65,7 @@ Driver::Driver() {
     CHECK_FIND(simcuda_release)
     CHECK_FIND(simcuda_capture)
     CHECK_FIND(simcuda_end_capture)
+    CHECK_FIND(simcuda_calls)
 #undef CHECK_FIND
     must(cuInit(0), "cuInit");
     int count = 0;
@@ -101,6 +102,59 @@ std::string Driver::faults() const {
 // A host function, so that it needs no kernel and also goes into graphs.
 void Stream::delay(unsigned microseconds) const {
     CHECK_CUDA(cuLaunchHostFunc(mHandle, sleepFor, reinterpret_cast<void*>(static_cast<uintptr_t>(microseconds))));
+}
+
+Capture::Capture(Stream const& stream, CUstreamCaptureMode mode) : mStream(stream) {
+    if (driver().simulated()) {
+        driver().simcuda_capture(mStream, mode);
+    } else {
+        CHECK_CUDA(cuStreamBeginCapture_v2(mStream, mode));
+    }
+}
+
+Capture::~Capture() {
+    if (!mUnderWay) return;
+    try {
+        end();
+    } catch (std::exception const&) {  // the check has failed already, or has spoiled it on purpose
+    }
+}
+
+void Capture::end() {
+    mUnderWay = false;
+    auto const& d = driver();
+    if (d.simulated()) {
+        if (d.simcuda_end_capture(mStream) != CU_STREAM_CAPTURE_STATUS_ACTIVE)
+            throw std::runtime_error("the capture was spoiled");
+        return;
+    }
+    CUgraph graph = nullptr;
+    CUresult const ended = d.cuStreamEndCapture(mStream, &graph);
+    if (graph) d.cuGraphDestroy(graph);
+    d.must(ended, "the capture was spoiled: cuStreamEndCapture");
+}
+
+CaptureElsewhere::CaptureElsewhere(Stream const& stream) {
+    std::promise<void> begun;
+    auto const underWay = begun.get_future();
+    auto body = [&stream, enough = mEnough.get_future()](std::promise<void> promise) {
+        CHECK_CUDA(cuCtxSetCurrent(driver().context()));
+        Capture capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+        promise.set_value();
+        enough.wait();
+        capture.end();
+    };
+    mEnded = std::async(std::launch::async, std::move(body), std::move(begun));
+    underWay.wait();  // also for a thread that could not begin, of which end() tells
+}
+
+CaptureElsewhere::~CaptureElsewhere() {
+    if (mEnded.valid()) mEnough.set_value();  // and the future waits for the thread
+}
+
+void CaptureElsewhere::end() {
+    mEnough.set_value();
+    mEnded.get();
 }
 
 }  // namespace check

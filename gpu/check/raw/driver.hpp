@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <string>
 #include <utility>
 
@@ -68,6 +69,7 @@ struct OptionalCalls {
     void (*simcuda_release)(CUstream) = nullptr;
     void (*simcuda_capture)(CUstream, CUstreamCaptureMode) = nullptr;
     CUstreamCaptureStatus (*simcuda_end_capture)(CUstream) = nullptr;
+    uint64_t (*simcuda_calls)(char const*) = nullptr;
 };
 
 /// Opens $PREFIXCACHE_CUDA_DRIVER, else libcuda.so.1, and device 0's primary context.
@@ -128,9 +130,12 @@ class Stream {
 
 class Event {
   public:
-    explicit Event(bool timing = false) {
-        CHECK_CUDA(cuEventCreate(&mHandle, timing ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING));
-    }
+    enum Kind : unsigned {
+        kPlain = CU_EVENT_DISABLE_TIMING,
+        kTimed = CU_EVENT_DEFAULT,
+        kAsTheLibrarys = CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC,  ///< whoever waits for it sleeps
+    };
+    explicit Event(Kind kind = kPlain) { CHECK_CUDA(cuEventCreate(&mHandle, kind)); }
     Event(Event&& other) noexcept : mHandle(std::exchange(other.mHandle, nullptr)) {}
     ~Event() {
         if (mHandle) driver().cuEventDestroy(mHandle);
@@ -213,6 +218,38 @@ class Graph {
 
   private:
     CUgraphExec mExec = nullptr;
+};
+
+/// A capture that is under way on a stream, and thrown away. Simulated, nothing may be enqueued in it.
+class Capture {
+  public:
+    Capture(Stream const& stream, CUstreamCaptureMode mode);
+    Capture(Capture const&) = delete;
+    Capture& operator=(Capture const&) = delete;
+    ~Capture();
+
+    /// Ends it, on the thread that began it.
+    /// @throws when something has spoiled it
+    void end();
+
+  private:
+    CUstream mStream;
+    bool mUnderWay = true;
+};
+
+/// A capture in global mode, the strictest and torch's, by a thread of its own: it is
+/// spoiled by any unsafe call of any thread that is not in relaxed mode.
+class CaptureElsewhere {
+  public:
+    explicit CaptureElsewhere(Stream const& stream);
+    ~CaptureElsewhere();
+
+    /// @throws when something has spoiled it
+    void end();
+
+  private:
+    std::promise<void> mEnough;
+    std::future<void> mEnded;
 };
 
 }  // namespace check

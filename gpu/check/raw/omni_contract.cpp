@@ -1,6 +1,8 @@
 // What prefixcache.h promises of pc_omni_save for rows on a device, promise by promise:
 // who waits for whom, what is refused, what is given back.
 #include <algorithm>
+#include <numeric>
+#include <sstream>
 #include <thread>
 
 #include "checks.hpp"
@@ -65,13 +67,18 @@ struct Rig {
     int64_t width() const { return cache.keys[0].rowBytes; }
 
     /// Steps until the cache has opened the device and pinned all of its staging pages,
-    /// which may wait for the device.
+    /// which may wait for the device: a step takes a further page while nobody has consumed
+    /// the ones before it.
     void warmUp(Stream const& on) {
-        for (int i = 0; i < kDepth; ++i) {
-            compute(on, 99);
+        std::vector<uint64_t> steps;
+        for (uint64_t i = 0; i < kDepth; ++i) {
+            compute(on, 90 + i);
             save(on);
-            expectRows(step, 99);
+            steps.push_back(step);
         }
+        for (uint64_t i = 0; i < kDepth; ++i) expectRows(steps[i], 90 + i);
+        if (driver().simulated())
+            expect(driver().simcuda_calls("cuMemHostRegister_v2") == kDepth, "not every staging page is pinned");
     }
 
     int64_t count;
@@ -106,12 +113,22 @@ class Busy {
 
 std::string milliseconds(double s) { return std::to_string(static_cast<int>(s * 1e3 + 0.5)) + " ms"; }
 
-/// Runs a check on a driver without history; on the simulated one, its report has to be empty.
-void promise(std::string const& name, std::function<std::string()> const& body) {
+/// The lines of a report that do not contain `part`.
+std::string without(std::string const& report, std::string const& part) {
+    std::istringstream lines(report);
+    std::string left;
+    for (std::string line; std::getline(lines, line);)
+        if (line.find(part) == std::string::npos) left += line + '\n';
+    return left;
+}
+
+/// Runs a check on a driver without history; on the simulated one, its report has to be
+/// empty but for faults that the check itself commits.
+void promise(std::string const& name, std::function<std::string()> const& body, char const* committed = nullptr) {
     run("omni, raw streams: " + name, [&] {
         driver().begin(7);
         auto const detail = body();
-        auto const faults = driver().faults();
+        auto const faults = committed ? without(driver().faults(), committed) : driver().faults();
         expect(faults.empty(), faults);
         return detail;
     });
@@ -171,7 +188,7 @@ std::string producerDoesNotWait() {
     Stream const other(CU_STREAM_NON_BLOCKING);
     constexpr int64_t kTokens = 8192, kRow = 16384;  // 128 MiB
     Rig rig(kTokens, kRow);
-    Event const a(true), b(true), c(true), d(true);
+    Event const a(Event::kTimed), b(Event::kTimed), c(Event::kTimed), d(Event::kTimed);
     double saved = 1e9, copied = 1e9;
     for (int i = 0; i < 2 * kDepth; ++i) {
         c.record(other);
@@ -224,24 +241,26 @@ std::string eventOfAGraphIsRefused() {
     rig.compute(stream, 1);
     rig.save(stream);
     rig.expectRows(1, 1);
+    // The usual mistake: recorded in the forward that a graph was made of, and saved behind its replay.
+    Event const former;
+    {
+        Capture capture(captured, CU_STREAM_CAPTURE_MODE_RELAXED);
+        former.record(captured);
+        capture.end();
+    }
+    refused(rig, stream, rig.buffer.at(), PC_ERROR_WRONG_STATE, former);
     Event const event;
-    CHECK_CUDA(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
-    std::string why;
-    try {
+    {
+        Capture const capture(captured, CU_STREAM_CAPTURE_MODE_RELAXED);
         event.record(captured);
         refused(rig, stream, rig.buffer.at(), PC_ERROR_WRONG_STATE, event);
-    } catch (std::exception const& e) {
-        why = e.what();
-    }
-    CUgraph graph = nullptr;
-    driver().cuStreamEndCapture(captured, &graph);
-    if (graph) driver().cuGraphDestroy(graph);
-    expect(why.empty(), why);
+    }  // and the driver has failed the capture: it has no call that asks for less
+    refused(rig, stream, rig.buffer.at(), PC_ERROR_WRONG_STATE, event);
     rig.compute(stream, 2);
     rig.save(stream);
-    expect(rig.step == 2, "the refused save used a step id");
+    expect(rig.step == 2, "the refused saves used step ids");
     rig.expectRows(2, 2);
-    return "";
+    return "while the capture goes on, and after it";
 }
 
 std::string wrongMemoryIsRefused() {
@@ -265,32 +284,57 @@ std::string capturingStreamIsRefused() {
     rig.compute(stream, 1);
     rig.save(stream);
     rig.expectRows(1, 1);
-    auto const& d = driver();
-    if (d.simulated()) {
-        d.simcuda_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
-        refused(rig, stream, rig.buffer.at(), PC_ERROR_WRONG_STATE);
-        expect(d.simcuda_end_capture(stream) == CU_STREAM_CAPTURE_STATUS_ACTIVE, "the capture was spoiled");
-    } else {
+    {
         // Global, the strictest: any unsafe call of any thread would spoil it.
-        CHECK_CUDA(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-        CHECK_CUDA(cuMemsetD8Async(rig.buffer.at(), 0, 16, stream));
-        std::string why;
-        try {
-            refused(rig, stream, rig.buffer.at(), PC_ERROR_WRONG_STATE);
-        } catch (std::exception const& e) {
-            why = e.what();
-        }
-        CUgraph graph = nullptr;
-        CUresult const ended = d.cuStreamEndCapture(stream, &graph);
-        if (graph) d.cuGraphDestroy(graph);
-        expect(why.empty(), why);
-        d.must(ended, "the capture was spoiled: cuStreamEndCapture");
+        Capture capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+        if (!driver().simulated()) CHECK_CUDA(cuMemsetD8Async(rig.buffer.at(), 0, 16, stream));
+        refused(rig, stream, rig.buffer.at(), PC_ERROR_WRONG_STATE);
+        capture.end();
     }
     rig.compute(stream, 2);
     rig.save(stream);
     expect(rig.step == 2, "the refused save used a step id");
     rig.expectRows(2, 2);
     return "and the capture under way stayed good";
+}
+
+/// Everything here that is no call of the library is harmless to a capture.
+std::string cacheBesideACapture() {
+    constexpr int64_t kFew = 4, kMany = 2048, kRow = 256;  // 64 KiB is the smallest page
+    Stream const stream(CU_STREAM_NON_BLOCKING);
+    Stream const captured(CU_STREAM_NON_BLOCKING);
+    DeviceMemory const rows(kMany * kRow);
+    CaptureElsewhere capture(captured);
+    OmniCache cache(kMany / 16, 16, {{PC_OMNI_HIDDEN_KEY, kRow, kRow, PC_OMNI_JOIN_NEXT_STEP}}, kDepth, kMany);
+    std::vector<int64_t> slots(kMany);
+    std::iota(slots.begin(), slots.end(), int64_t{0});
+    auto const save = [&](int64_t tokens, uint8_t content) {
+        uint64_t step = 0;
+        CHECK_CUDA(cuMemsetD8Async(rows.at(), content, rows.bytes(), stream));
+        CHECK_OK(omni_step_begin(cache.handle, nullptr, 0, nullptr, 0, nullptr));
+        ok(cache.save(stream, {1}, {tokens}, {slots.begin(), slots.begin() + tokens}, {rows.at()}, &step), "omni_save");
+        return step;
+    };
+    auto const read = [&](uint64_t step, int64_t tokens, uint8_t content) {
+        std::vector<uint8_t> got(static_cast<size_t>(tokens * kRow));
+        pc_omni_read to{};
+        to.key = cache.keys[0].number;
+        to.count = 1;
+        to.dst = got.data();
+        to.dst_bytes = got.size();
+        CHECK_OK(omni_materialize(cache.handle, step, &to, 1));
+        expect(static_cast<size_t>(std::count(got.begin(), got.end(), content)) == got.size(),
+               "rows of step " + std::to_string(step) + " are others");
+    };
+    uint64_t const first = save(kFew, 1);   // opens the device, and pins a page
+    uint64_t const second = save(kFew, 2);  // pins a further one
+    read(first, kFew, 1);
+    uint64_t const third = save(kMany, 3);  // a larger page, and larger frozen memory
+    read(second, kFew, 2);
+    read(third, kMany, 3);
+    CHECK_OK(omni_destroy(&cache.handle));
+    capture.end();
+    return "it was opened, grew and was destroyed";
 }
 
 std::string foreignStreamIsRefused() {
@@ -365,19 +409,18 @@ void omniContract() {
     promise("rows of another stream, behind an event", rowsBehindAnEvent);
     promise("host memory given as device rows is refused", wrongMemoryIsRefused);
     promise("a stream that is being captured is refused", capturingStreamIsRefused);
+    promise("a cache comes and goes beside a capture of another thread", cacheBesideACapture);
+    promise("an event that was recorded into a graph is refused", eventOfAGraphIsRefused, "cuEventRecord on stream");
     promise("a stream of another context is refused", foreignStreamIsRefused);
     promise("eager: the rows are in the cache when save returns", eagerWaits);
     char const* const stalls = "the producer's stream does not wait for the copy to the host";
     char const* const leaks = "device memory comes back";
-    char const* const graphs = "an event that was recorded into a graph is refused";
     if (driver().simulated()) {
         notRun(std::string("omni, raw streams: ") + stalls, "the simulated driver has no time of its own");
         notRun(std::string("omni, raw streams: ") + leaks, "the simulated driver reports leaks by itself");
-        notRun(std::string("omni, raw streams: ") + graphs, "the simulated driver has no graphs");
     } else {
         promise(stalls, producerDoesNotWait);
         promise(leaks, memoryIsGivenBack);
-        promise(graphs, eventOfAGraphIsRefused);
     }
 }
 

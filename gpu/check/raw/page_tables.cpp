@@ -100,20 +100,9 @@ std::string captureIsRefused() {
     prefixcache::KVPageTable table(kBatch, kWidth, kPages);
     table.setIdentity();
     auto const upload = [&] { return library().table_upload(table.handle(), stream.raw(), nullptr); };
-    pc_status status = PC_OK;
-    auto const& d = driver();
-    if (d.simulated()) {
-        d.simcuda_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
-        status = upload();
-        expect(d.simcuda_end_capture(stream) == CU_STREAM_CAPTURE_STATUS_ACTIVE, "the capture was spoiled");
-    } else {
-        CHECK_CUDA(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-        status = upload();
-        CUgraph graph = nullptr;
-        CUresult const ended = d.cuStreamEndCapture(stream, &graph);
-        if (graph) d.cuGraphDestroy(graph);
-        d.must(ended, "the capture was spoiled: cuStreamEndCapture");
-    }
+    Capture capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    pc_status const status = upload();
+    capture.end();
     expect(status == PC_ERROR_WRONG_STATE, std::string("the upload returned ") + library().status_name(status));
     ok(upload(), "table_upload");
     stream.wait();
