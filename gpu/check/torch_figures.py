@@ -9,16 +9,15 @@ to, and medians are reported.
 
 from __future__ import annotations
 
-import queue
 import statistics
 import sys
-import threading
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from output_builder import OutputBuilder
 from report import NotRunError, figure, not_run
 from torch_omni import load_original
 
@@ -26,6 +25,7 @@ from prefixcache import omni as product
 
 BLOCK, WIDTH = 16, 2048  # bf16: 4 KiB a row
 DEPTH = 4
+SIDE = 4096  # of the model's square matrices
 
 
 class View:
@@ -148,7 +148,7 @@ class Model:
 
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
-        self.a, self.b = (torch.randn(4096, 4096, device="cuda").to(torch.bfloat16) for _ in range(2))
+        self.a, self.b = (torch.randn(SIDE, SIDE, device="cuda").to(torch.bfloat16) for _ in range(2))
         self.c = torch.empty_like(self.a)
         torch.cuda.synchronize()
         self.count = 1
@@ -157,26 +157,17 @@ class Model:
 
     def run(self, steps: int, engine: Engine | None) -> float:
         """Device seconds of some steps; each is saved by the engine, and read by a builder thread."""
-        jobs: queue.Queue[int | None] = queue.Queue()
-
-        def build() -> None:
-            while (step := jobs.get()) is not None:
-                engine.manager.materialize(step, engine.view.ids)
-
-        builder = threading.Thread(target=build)
-        builder.start()
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.stream(self.stream):
+        read = OutputBuilder(lambda step: engine.manager.materialize(step, engine.view.ids))
+        with read as builder, torch.cuda.stream(self.stream):
             start.record()
             for _ in range(steps):
                 for _ in range(self.count):
                     torch.mm(self.a, self.b, out=self.c)
                 if engine is not None:
-                    jobs.put(engine.save())
+                    builder.put(engine.save())
             stop.record()
             stop.synchronize()
-        jobs.put(None)
-        builder.join()
         torch.cuda.synchronize()
         seconds: float = start.elapsed_time(stop) / 1e3
         return seconds
@@ -195,18 +186,18 @@ def overlap(seconds: float) -> None:
         for whose, module in modules:
             mebibytes = 2 * batch * tokens * 2 * WIDTH / (1 << 20)
             name = f"model step that saves {batch} x {tokens} tokens ({mebibytes:.0f} MiB), device time{whose}"
+            alone: list[float] = []
+            beside: list[float] = []
             try:
                 engine = warm(module, batch, tokens, 512)
+                while len(alone) < 3 or (len(alone) < 10 and time.monotonic() < deadline - seconds / 4):
+                    alone.append(model.run(steps, None) / steps)
+                    beside.append(model.run(steps, engine) / steps)
             except Exception as e:
                 if module is product:
                     raise
                 not_run(name, f"it failed: {type(e).__name__}: {e}", optional=True)
                 continue
-            alone: list[float] = []
-            beside: list[float] = []
-            while len(alone) < 3 or (len(alone) < 10 and time.monotonic() < deadline - seconds / 4):
-                alone.append(model.run(steps, None) / steps)
-                beside.append(model.run(steps, engine) / steps)
             figure(name, statistics.median(beside) * 1e6, "us", statistics.median(alone) * 1e6, "the model alone")
             engine.manager.shutdown()
 

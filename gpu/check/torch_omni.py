@@ -9,10 +9,8 @@ save, and static buffers that a CUDA graph overwrites with every replay.
 
 from __future__ import annotations
 
-import queue
 import random
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import torch
 import torch_outputs
 from omni_host import HIDDEN
 from omni_trace import BLOCK, RowModel, Step, Traffic
+from output_builder import OutputBuilder
 from report import NotRunError, check
 
 from prefixcache.omni import ModelCachePolicy, OmniPrefixCacheManager, OmniPrefixCacheUnmatchError, PrefixCacheConfig
@@ -206,27 +205,12 @@ def builder_thread(make: Callable[[], Model], steps: int) -> str:
     """The same with an output builder that runs behind the engine."""
     source, rows_of = Traffic(77, num_blocks=BLOCKS), RowModel()
     engine = Engine(make())
-    jobs: queue.Queue[Any] = queue.Queue()
-    wrong: list[BaseException] = []
-
-    def build() -> None:
-        while (job := jobs.get()) is not None:
-            try:
-                compare(engine, *job)
-            except BaseException as e:
-                wrong.append(e)
-
-    builder = threading.Thread(target=build)
-    builder.start()
-    for _ in range(steps):
-        step = source.step()
-        want = expect(rows_of, step)
-        jobs.put((engine.save(step), step, want, list(step.batch)))
-    jobs.put(None)
-    builder.join()
+    with OutputBuilder(lambda *job: compare(engine, *job)) as builder:
+        for _ in range(steps):
+            step = source.step()
+            want = expect(rows_of, step)
+            builder.put(engine.save(step), step, want, list(step.batch))
     engine.manager.shutdown()
-    if wrong:
-        raise wrong[0]
     return f"{steps} steps"
 
 

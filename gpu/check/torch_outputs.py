@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from output_builder import OutputBuilder
 from report import check
 
 from prefixcache import PrefixCacheError
@@ -183,25 +183,58 @@ def mixed_places() -> str:
 
 def capture_is_refused() -> str:
     host = OneRequest()
-    hidden = torch.randn(N, 8, device="cuda")
+    hidden, ref = torch.randn(N, 8, device="cuda").mul_(2), torch.randn(5, device="cuda")  # the kernel is loaded
+    want = hidden.clone()
+    host.read(host.step(hidden, {"ref": ref}))
+    host.begin()
+    event = torch.cuda.Event()
+    event.record()
+    saves = {"rows": ({}, None), "with what is no rows": ({"ref": ref}, None), "with an event": ({}, event)}
+    refused = dict.fromkeys(saves, "")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # nothing that a save does first may get into the capture, or fork it
+        hidden.mul_(2)
+        for what, (mm, ready) in saves.items():
+            try:
+                host.save(hidden, mm, ready)
+            except PrefixCacheError as e:
+                refused[what] = str(e)
+    for what, why in refused.items():
+        assert "captur" in why, f"a save of {what} was not refused: {why!r}"
+    graph.replay()
+    step = host.save(hidden, {"ref": ref})  # the same step, outside of the capture
+    got, got_mm = host.read(step)
+    same(got, want * 2, "after the replay")
+    same(got_mm["ref"], ref, "what is no rows")
+    host.manager.shutdown()
+    return ", ".join(saves) + ": and the graph is good"
+
+
+def event_of_a_graph_is_refused() -> str:
+    """Recorded in the forward that was captured, and given to the save behind its replay."""
+    host = OneRequest()
+    hidden = torch.randn(N, 8, device="cuda").mul_(2)
     want = hidden.clone()
     host.read(host.step(hidden, {}))
     host.begin()
+    event = torch.cuda.Event()
     graph = torch.cuda.CUDAGraph()
-    refused = ""
     with torch.cuda.graph(graph):
         hidden.mul_(2)
-        try:
-            host.save(hidden, {})
-        except PrefixCacheError as e:
-            refused = str(e)
-    assert "captured" in refused, f"it was not refused: {refused!r}"
+        event.record()
     graph.replay()
-    step = host.save(hidden, {})  # the same step, outside of the capture
+    # Of torch's own event torch may tell first.
+    for given, error in ((event, RuntimeError), (event.cuda_event, PrefixCacheError)):
+        try:
+            host.save(hidden, {}, event=given)
+        except error:
+            continue
+        raise AssertionError(f"{type(given).__name__} was not refused")
+    step = host.save(hidden, {})  # in stream order, which is right
     got, _ = host.read(step)
     same(got, want * 2, "after the replay")
     host.manager.shutdown()
-    return "and the graph is good"
+    return "torch.cuda.Event, cudaEvent_t"
 
 
 def behind_an_event() -> str:
@@ -237,6 +270,41 @@ def behind_an_event() -> str:
     return "torch.cuda.Event, cudaEvent_t"
 
 
+WIDE = 65536  # floats a row: 2 MiB a step
+
+
+def dropped_behind_an_event() -> str:
+    """Tensors of another stream, dropped behind the save: its next ones must not take their memory before they are read."""
+    side = torch.cuda.Stream()
+    shapes = ((N, WIDE), (WIDE,))
+    with torch.cuda.stream(side):
+        first = torch.empty(shapes[0], device="cuda").data_ptr()
+        at_once = first == torch.empty(shapes[0], device="cuda").data_ptr()
+    for as_number in (False, True):
+        host = OneRequest()
+        hidden, ref = (torch.zeros(shape, device="cuda") for shape in shapes)
+        host.read(host.step(hidden, {"ref": ref}))  # the device is open, pages of this size are pinned
+        host.begin()
+        with torch.cuda.stream(side):
+            hidden, ref = torch.full(shapes[0], 3.0, device="cuda"), torch.full(shapes[1], 4.0, device="cuda")
+            event = torch.cuda.Event()
+            event.record(side)
+        torch.cuda._sleep(100_000_000)  # the stream of the save gets to them late
+        mm = {} if as_number else {"ref": ref}  # an event that is not torch's orders rows alone
+        step = host.save(hidden, mm, event=event.cuda_event if as_number else event)
+        del hidden, ref, mm
+        with torch.cuda.stream(side):
+            others = [torch.full(shape, -7.0, device="cuda") for shape in shapes * 8]
+        side.synchronize()
+        got, got_mm = host.read(step)
+        same(got, torch.full(shapes[0], 3.0), "rows")
+        if not as_number:
+            same(got_mm["ref"], torch.full(shapes[1], 4.0), "what is no rows")
+        del others
+        host.manager.shutdown()
+    return "torch.cuda.Event, cudaEvent_t" + ("" if at_once else "; this allocator does not reuse memory at once")
+
+
 def outlives_the_manager() -> str:
     host = OneRequest()
     hidden = torch.randn(N, 8, device="cuda")
@@ -254,9 +322,8 @@ def other_thread() -> str:
     torch.cuda._sleep(20_000_000)
     step = host.step(hidden, {})
     result: list[Any] = []
-    thread = threading.Thread(target=lambda: result.append(host.read(step)))
-    thread.start()
-    thread.join()
+    with OutputBuilder(lambda: result.append(host.read(step))) as builder:
+        builder.put()
     same(result[0][0], hidden, "rows")
     host.manager.shutdown()
     return ""
@@ -270,7 +337,9 @@ def run_all() -> None:
         ("arrays of other libraries", foreign_arrays),
         ("rows on the GPU and on the host in one step", mixed_places),
         ("rows of another stream, behind an event", behind_an_event),
+        ("rows of another stream, behind an event, dropped behind the save", dropped_behind_an_event),
         ("a save inside a graph capture is refused", capture_is_refused),
+        ("an event that a graph capture recorded is refused", event_of_a_graph_is_refused),
         ("results outlive the manager", outlives_the_manager),
         ("materialize on a thread without CUDA", other_thread),
     ):
