@@ -61,12 +61,6 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* props)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, void*) {
-    BEGIN(SIMCUDA_ASK)
-    if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    return CUDA_SUCCESS;
-}
-
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     BEGIN(SIMCUDA_FREE)
     if (call.spoils_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

@@ -71,7 +71,6 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytes, unsigned int
 CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream) { TRAMPOLINE(cuMemAllocFromPoolAsync, (CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream), (dptr, bytes, pool, stream)) }
 CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) { TRAMPOLINE(cuMemPoolCreate, (CUmemoryPool *pool, const CUmemPoolProps *props), (pool, props)) }
 CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool) { TRAMPOLINE(cuMemPoolDestroy, (CUmemoryPool pool), (pool)) }
-CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attrib, void *value) { TRAMPOLINE(cuMemPoolSetAttribute, (CUmemoryPool pool, CUmemPool_attribute attrib, void *value), (pool, attrib, value)) }
 CUresult CUDAAPI cuMemFree(CUdeviceptr dptr) { TRAMPOLINE(cuMemFree, (CUdeviceptr dptr), (dptr)) }
 CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) { TRAMPOLINE(cuMemFreeAsync, (CUdeviceptr dptr, CUstream stream), (dptr, stream)) }
 CUresult CUDAAPI cuMemHostAlloc(void **p, size_t bytes, unsigned int flags) { TRAMPOLINE(cuMemHostAlloc, (void **p, size_t bytes, unsigned int flags), (p, bytes, flags)) }
