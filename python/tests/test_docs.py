@@ -6,6 +6,8 @@ Fenced blocks are found by their info string:
     python torch         run with the interpreter of the tests, which has torch
     python vllm-omni     likewise, with a real vllm-omni at hand
     cpp [file=NAME]      compiled with all warnings, linked, run
+    c [file=NAME]        likewise, as C99
+    cpp scratch          for the shell blocks of its page, which compile it; with file=NAME
     sh                   run by bash in the checkout, with the wheel's `bin` in front
     sh scratch           likewise, in a folder with the page's cpp files
     sh dry-run           `make` targets that are too long to run here: they have to exist
@@ -34,7 +36,19 @@ PAGES = [
     "SECURITY.md",
     *sorted(f"docs/{p.name}" for p in (REPOSITORY / "docs").glob("*.md")),
 ]
-KINDS = ("python", "python torch", "python vllm-omni", "cpp", "sh", "sh scratch", "sh dry-run", "text", "text output")
+KINDS = (
+    "python",
+    "python torch",
+    "python vllm-omni",
+    "cpp",
+    "cpp scratch",
+    "c",
+    "sh",
+    "sh scratch",
+    "sh dry-run",
+    "text",
+    "text output",
+)
 LIBRARY = REPOSITORY / "build" / "libprefixcache.so"
 
 
@@ -109,9 +123,10 @@ def test_python_with_vllm_omni(block):
     check(block, run(sys.executable, "-c", prelude + block.code, env=clean_environment(PYTHONPATH=path)))
 
 
-@pytest.mark.parametrize("block", of_kind("cpp"))
-def test_cpp(block, tmp_path):
-    source, program = tmp_path / "block.cpp", tmp_path / "block"
+@pytest.mark.parametrize("block", of_kind("cpp", "c"))
+def test_c_and_cpp(block, tmp_path):
+    compiler = ("g++", "-std=c++17") if block.kind == "cpp" else ("gcc", "-std=c99")
+    source, program = tmp_path / f"block.{block.kind}", tmp_path / "block"
     source.write_text(block.code)
     warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
     where = (
@@ -121,7 +136,7 @@ def test_cpp(block, tmp_path):
         f"-Wl,-rpath,{LIBRARY.parent}",
         "-ldl",
     )
-    compiled = run("g++", "-std=c++17", *warnings, source, "-o", program, *where)
+    compiled = run(*compiler, *warnings, source, "-o", program, *where)
     assert compiled.returncode == 0, compiled.stderr
     check(block, run(program, env=clean_environment(PREFIXCACHE_LIBRARY=str(LIBRARY))))
 
