@@ -345,8 +345,11 @@ def test_progress_bar_keeps_to_one_line_of_the_terminal():
         bar.update(0, "very much to say " * 9)
         bar.update(100, "less")
         bar.close()
-        shown = os.read(ours, 4096).decode().replace("\r\n", "\n")
+        shown = ""
+        while not shown.endswith("\n"):  # a busy machine hands it over piece by piece
+            shown += os.read(ours, 4096).decode()
     os.close(ours)
+    shown = shown.replace("\r\n", "\n")
     first, second = shown.strip("\r\n").split("\r")
     assert len(first) == len(second) == 59  # the second one draws over all of the first
     assert "0/100 requests" in first and "100/100 requests" in second and second.rstrip().endswith("less")
