@@ -21,21 +21,17 @@ type manager struct {
 	m          *prefix.Manager
 	pageTokens uint64
 	keyed      bool
-	owned      bool // by a coordinator: queries, invalidate and flush only
-	pages      bool // has base pages; without, hybrid means pure recurrent
-	// salt turns core's lease ids into handles, so that a lease of another
-	// manager, which may well have the same id, is refused.
-	salt  uint64
-	entry *entry // of the manager's handle
-	args  sequenceArgs
-	req   prefix.AcquireRequest
-	most  memoryPlan
+	owned      bool   // by a coordinator: queries, invalidate and flush only
+	pages      bool   // has base pages; without, hybrid means pure recurrent
+	entry      *entry // of the manager's handle
+	args       sequenceArgs
+	req        prefix.AcquireRequest
+	most       memoryPlan
+	text       []byte // of an outcome that is told often
 }
 
 func newManager(mu *meteredMutex, m *prefix.Manager) *manager {
-	// The upper half of an id is its generation, the lower its slot; a salt with
-	// all top bits set keeps a valid lease from ever becoming the zero handle.
-	return &manager{mu: mu, m: m, salt: rand.Uint64() | 3<<62 | 3<<30, pages: m.Capacity(prefix.BasePages) > 0, pageTokens: uint64(m.Config().PageTokens)}
+	return &manager{mu: mu, m: m, pages: m.Capacity(prefix.BasePages) > 0, pageTokens: uint64(m.Config().PageTokens)}
 }
 
 // open gives the manager its handle.
@@ -101,13 +97,6 @@ func (m *manager) exit() {
 		defer panic(r)
 	}
 	m.unlock()
-}
-
-func (m *manager) lease(h C.pc_handle) prefix.LeaseID {
-	if h == 0 {
-		return 0
-	}
-	return prefix.LeaseID(uint64(h) ^ m.salt)
 }
 
 const managerFlags = C.PC_ORIGINAL_RECENCY | C.PC_BLOCK_KEYS | C.PC_SHORTEN_VICTIMS | C.PC_WEAK_HASH | C.PC_ZERO_ON_RELEASE
@@ -190,6 +179,7 @@ func pcgo_manager_create(in *C.pc_manager_options, result *C.pc_handle) (st C.pc
 		ZeroOnRelease:   options.flags&C.PC_ZERO_ON_RELEASE != 0,
 		TenantQuota:     int(options.tenant_quota),
 		Hash:            tableHash(options.flags),
+		LeaseMask:       rand.Uint64() | 3<<62 | 3<<30,
 	}
 	if cfg.PageTokens == 0 {
 		cfg.PageTokens = int(coordinator.DefaultTokensPerPage)

@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"strconv"
 	"unsafe"
 
 	"libprefixcache/core/prefix"
@@ -20,12 +21,54 @@ var noCapacity = status.New(status.RequestFailed, "no capacity: the pages wanted
 // overQuota is the same for a tenant.
 var overQuota = status.New(status.RequestFailed, "quota: the tenant's leases and the pages wanted exceed what it may hold, even with every record of it evicted")
 
-// refused names what a demand failed for.
-func (m *manager) refused(overTenant bool) C.pc_status {
-	if overTenant {
-		return fail(overQuota)
+// refused says what a demand failed for: now, or for good when what the lease holds and
+// wants is more than there is of a pool, or more than its tenant may have.
+func (m *manager) refused(now *status.Error, held, want, most prefix.Demand) C.pc_status {
+	for pool := range want {
+		if want[pool] > 0 && held[pool]+want[pool] > most[pool] {
+			return m.never(prefix.Resource(pool), held[pool], want[pool], most[pool], now == overQuota || now == noSnapshotInQuota)
+		}
 	}
-	return fail(noCapacity)
+	return fail(now)
+}
+
+// What a pool has, and the option that says how much.
+var poolNames = [...][2]string{prefix.BasePages: {"base page", "base_pages"}, prefix.DraftPages: {"draft page", "draft_pages"},
+	prefix.RecurrentSlots: {"recurrent snapshot", "recurrent_slots"}, prefix.PartialSlots: {"partial snapshot", "partial_slots"}}
+
+// never is the outcome for a demand that is met on no day. A host may well ask again and
+// again: its text is put together in place.
+func (m *manager) never(pool prefix.Resource, held, want, most int, ofTenant bool) C.pc_status {
+	name := poolNames[pool]
+	text := append(m.text[:0], "beyond capacity: "...)
+	if ofTenant {
+		text = append(m.text[:0], "quota: "...)
+	}
+	first := want
+	if held > 0 {
+		first = held
+	}
+	text = append(strconv.AppendInt(text, int64(first), 10), ' ')
+	text = append(text, name[0]...)
+	if first != 1 {
+		text = append(text, 's')
+	}
+	if held > 0 {
+		text = append(text, " held and "...)
+		text = strconv.AppendInt(text, int64(want), 10)
+	}
+	if ofTenant {
+		text = append(text, " wanted, the tenant may hold "...)
+	} else {
+		text = append(text, " wanted, the pool has "...)
+	}
+	text = append(strconv.AppendInt(text, int64(most), 10), " in all"...)
+	if !ofTenant {
+		text = append(append(append(text, " ("...), name[1]...), ')')
+	}
+	m.text = text
+	C.pcshim_set_error((*C.char)(unsafe.Pointer(&text[0])), C.size_t(len(text)))
+	return C.PC_REQUEST_FAILED
 }
 
 // Exports on the hot path do their work in a method: with few returns Go can
@@ -89,7 +132,11 @@ func (m *manager) acquire(mode, lookup C.uint32_t, sequence *C.pc_sequence, plan
 	}
 	writePlan(plan, &res.Plan)
 	if res.Status != prefix.Acquired {
-		return m.refused(res.Status == prefix.OverQuota)
+		all := prefix.Demand{res.Plan.BoundBase + res.Plan.Demand[prefix.BasePages], res.Plan.BoundDraft + res.Plan.Demand[prefix.DraftPages]}
+		if res.Status == prefix.OverQuota {
+			return m.refused(overQuota, prefix.Demand{}, all, m.m.QuotaOf(m.req.Extras))
+		}
+		return m.refused(noCapacity, prefix.Demand{}, all, m.m.Pools())
 	}
 	// The room was checked: reading the pages cannot fail.
 	if err := m.m.Pages(res.Lease, prefix.BasePages, 0, base); err != nil {
@@ -98,7 +145,7 @@ func (m *manager) acquire(mode, lookup C.uint32_t, sequence *C.pc_sequence, plan
 	if err := m.m.Pages(res.Lease, prefix.DraftPages, 0, draft); err != nil {
 		return fail(err)
 	}
-	*lease = C.pc_handle(uint64(res.Lease) ^ m.salt)
+	*lease = C.pc_handle(res.Lease)
 	return C.PC_OK
 }
 
@@ -156,7 +203,7 @@ func pcgo_manager_append(h, lease C.pc_handle, tokens *C.int32_t, numTokens C.ui
 	if serr != nil {
 		return fail(serr)
 	}
-	return fail(m.m.Append(m.lease(lease), t))
+	return fail(m.m.Append(prefix.LeaseID(lease), t))
 }
 
 //export pcgo_manager_grow
@@ -171,7 +218,7 @@ func pcgo_manager_grow(h, lease C.pc_handle, base, draft C.int32_t, basePages, d
 			return fail(err)
 		}
 	}
-	return m.grow(m.lease(lease), base, draft, basePages, draftPages)
+	return m.grow(prefix.LeaseID(lease), base, draft, basePages, draftPages)
 }
 
 // grow appends pages and tells which, to outputs that growthOutputs has checked. Core
@@ -182,7 +229,7 @@ func (m *manager) grow(id prefix.LeaseID, base, draft C.int32_t, basePages, draf
 		return fail(err)
 	}
 	if !ok {
-		return m.refused(m.m.Feasible(prefix.Demand{int(base), int(draft)}))
+		return m.noGrowth(id, prefix.Demand{int(base), int(draft)})
 	}
 	if basePages != nil {
 		if err := m.m.LastPages(id, prefix.BasePages, unsafe.Slice((*int32)(basePages), int(base))); err != nil {
@@ -195,6 +242,17 @@ func (m *manager) grow(id prefix.LeaseID, base, draft C.int32_t, basePages, draf
 		}
 	}
 	return C.PC_OK
+}
+
+func (m *manager) noGrowth(id prefix.LeaseID, want prefix.Demand) C.pc_status {
+	var held prefix.Demand
+	for pool := range prefix.RecurrentSlots {
+		held[pool], _ = m.m.PageCount(id, pool) // the lease and the pool were just looked at
+	}
+	if m.m.Feasible(want) {
+		return m.refused(overQuota, held, want, m.m.LeaseQuota(id))
+	}
+	return m.refused(noCapacity, held, want, m.m.Pools())
 }
 
 func growthOutputs(base, draft C.int32_t, basePages, draftPages *C.int32_t) *status.Error {
@@ -236,7 +294,7 @@ func pcgo_manager_publish(h, lease C.pc_handle, resident C.int64_t, publication 
 	if err := checkPublication(publication); err != nil {
 		return fail(err)
 	}
-	return m.publish(m.lease(lease), resident, publication)
+	return m.publish(prefix.LeaseID(lease), resident, publication)
 }
 
 // publish publishes by tokens. Core caps the length at what the history covers;
@@ -268,7 +326,7 @@ func pcgo_manager_advance(h, lease C.pc_handle, tokens *C.int32_t, numTokens C.u
 	if serr != nil {
 		return fail(serr)
 	}
-	return m.advance(m.lease(lease), tokens, numTokens, resident, base, draft, basePages, draftPages, publication)
+	return m.advance(prefix.LeaseID(lease), tokens, numTokens, resident, base, draft, basePages, draftPages, publication)
 }
 
 func (m *manager) advance(id prefix.LeaseID, tokens *C.int32_t, numTokens C.uint64_t, resident C.int64_t, base, draft C.int32_t,
@@ -315,7 +373,7 @@ func pcgo_manager_publish_keys(h, lease C.pc_handle, first C.uint64_t, keys *C.p
 	if serr != nil {
 		return fail(serr)
 	}
-	res, err := m.m.PublishKeys(m.lease(lease), int(first), k, int(resident))
+	res, err := m.m.PublishKeys(prefix.LeaseID(lease), int(first), k, int(resident))
 	return published(publication, res, err)
 }
 

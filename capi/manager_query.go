@@ -88,7 +88,7 @@ func pcgo_manager_lease_pages(h, lease C.pc_handle, model C.uint32_t, first C.ui
 	if serr != nil {
 		return fail(serr)
 	}
-	return fail(m.leasePages(m.lease(lease), model, first, pages, space, num))
+	return fail(m.leasePages(prefix.LeaseID(lease), model, first, pages, space, num))
 }
 
 //export pcgo_manager_invalidate

@@ -29,7 +29,7 @@ func pcgo_manager_reserve(h, lease C.pc_handle, needPartial C.uint32_t, recurren
 	if err := disjoint("recurrent_slot", recurrent, 1, "partial_slot", partial, 1); err != nil {
 		return fail(err)
 	}
-	r, ok, err := m.m.Reserve(m.lease(lease), needPartial == 1)
+	r, ok, err := m.m.Reserve(prefix.LeaseID(lease), needPartial == 1)
 	if err != nil {
 		return fail(err)
 	}
@@ -38,7 +38,7 @@ func pcgo_manager_reserve(h, lease C.pc_handle, needPartial C.uint32_t, recurren
 		if m.m.Feasible(d) {
 			return fail(noSnapshotInQuota)
 		}
-		return fail(noSnapshot)
+		return m.refused(noSnapshot, prefix.Demand{}, d, m.m.Pools())
 	}
 	*recurrent, *partial = C.int32_t(r.Recurrent), C.int32_t(r.Partial)
 	return C.PC_OK
@@ -60,7 +60,7 @@ func pcgo_manager_publish_hybrid(h, lease C.pc_handle, length C.int64_t, recurre
 	if err := checkPublication(publication); err != nil {
 		return fail(err)
 	}
-	res, err := m.m.PublishHybrid(m.lease(lease), int(length), prefix.Reservation{Recurrent: int32(recurrent), Partial: int32(partial)})
+	res, err := m.m.PublishHybrid(prefix.LeaseID(lease), int(length), prefix.Reservation{Recurrent: int32(recurrent), Partial: int32(partial)})
 	return published(publication, res, err)
 }
 
@@ -82,7 +82,7 @@ func pcgo_manager_publish_hybrid_keys(h, lease C.pc_handle, first C.uint64_t, ke
 		return fail(serr)
 	}
 	slots := prefix.Reservation{Recurrent: int32(recurrent), Partial: int32(partial)}
-	res, err := m.m.PublishHybridKeys(m.lease(lease), int(first), k, checkpoint(at), slots)
+	res, err := m.m.PublishHybridKeys(prefix.LeaseID(lease), int(first), k, checkpoint(at), slots)
 	return published(publication, res, err)
 }
 
@@ -93,7 +93,7 @@ func pcgo_manager_retire(h, lease C.pc_handle, recurrent, partial C.int32_t) (st
 	if serr != nil {
 		return fail(serr)
 	}
-	return fail(m.m.Retire(m.lease(lease), prefix.Reservation{Recurrent: int32(recurrent), Partial: int32(partial)}))
+	return fail(m.m.Retire(prefix.LeaseID(lease), prefix.Reservation{Recurrent: int32(recurrent), Partial: int32(partial)}))
 }
 
 //export pcgo_manager_release_restored
@@ -103,7 +103,7 @@ func pcgo_manager_release_restored(h, lease C.pc_handle) (st C.pc_status) {
 	if serr != nil {
 		return fail(serr)
 	}
-	return fail(m.m.ReleaseRestored(m.lease(lease)))
+	return fail(m.m.ReleaseRestored(prefix.LeaseID(lease)))
 }
 
 //export pcgo_manager_release
@@ -119,7 +119,7 @@ func pcgo_manager_release(h C.pc_handle, lease *C.pc_handle) (st C.pc_status) {
 	if lease == nil || *lease == 0 {
 		return C.PC_OK
 	}
-	if err := m.m.Release(m.lease(*lease)); err != nil {
+	if err := m.m.Release(prefix.LeaseID(*lease)); err != nil {
 		return fail(err)
 	}
 	*lease = 0

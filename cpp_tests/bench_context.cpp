@@ -387,6 +387,13 @@ void infeasible() {
     }
     std::printf("\n1 024 records of 800 pages, all in use\n");
     report("  infeasible acquire of 800 pages", plans / 1000, "us", 2);
+    Manager small(kPage, 4, 4);
+    double const never =
+        best(50, 20, [&] { wrong = wrong || small.acquire(cold.data(), 5 * kPage, plan, none) != PC_REQUEST_FAILED; });
+    if (wrong) {
+        throw std::runtime_error("bench: 5 pages were had from a pool of 4");
+    }
+    report("  acquire of 5 pages from a pool of 4", never / 1000, "us", 1);
     for (auto& lease : leases) {
         manager.release(lease);
     }

@@ -80,7 +80,8 @@ enum {
     PC_OK = 0,
 
     /* Outcomes that a runtime handles. */
-    PC_REQUEST_FAILED = 1, /* context: no capacity now, or a request is already active */
+    PC_REQUEST_FAILED = 1, /* context: no capacity (pc_manager_acquire: now, or ever), or a request is
+                              already active */
     PC_POISONED = 2,       /* context: device state is unknown; destroy and create anew */
     PC_KEY_MISMATCH = 3,   /* omni: the key is open with another width or type tag */
     PC_NOT_FOUND = 4,      /* a query found nothing */
@@ -883,6 +884,12 @@ typedef struct pc_plan {
  *   lease        out
  * Returns PC_OK, PC_REQUEST_FAILED (no capacity; nothing changed),
  * PC_ERROR_INVALID_ARGUMENT, PC_ERROR_BUFFER_TOO_SMALL, PC_ERROR_WRONG_STATE.
+ *
+ * PC_REQUEST_FAILED is for now, and worth another try when a lease was released, unless
+ * bound_base + demand_base of the plan is more than base_pages of the options, or
+ * bound_draft + demand_draft more than draft_pages: then it is for good, and the text
+ * begins with "beyond capacity". With tenant_quota the same holds for what the tenant
+ * may have, quota_pages of pc_tenant, until its quota is raised.
  */
 PC_API pc_status pc_manager_acquire(pc_handle manager, uint32_t mode, uint32_t lookup, const pc_sequence *sequence,
                                     pc_plan *plan, int32_t *base_pages, uint64_t num_base, int32_t *draft_pages,
@@ -899,7 +906,8 @@ PC_API pc_status pc_manager_append(pc_handle manager, pc_handle lease, const int
  * Append private pages. Both pools succeed or fail together.
  *   base, draft              pages to append, >= 0; draft is 0 unless the lease is spec
  *   base_pages, draft_pages  out: their ids, `base` and `draft` entries; may be null
- * Returns PC_OK, PC_REQUEST_FAILED (no capacity; nothing changed),
+ * Returns PC_OK, PC_REQUEST_FAILED (no capacity; nothing changed; for good when the
+ * pages of the lease and these together are more than the pool has),
  * PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE.
  */
 PC_API pc_status pc_manager_grow(pc_handle manager, pc_handle lease, int32_t base, int32_t draft, int32_t *base_pages,
@@ -955,7 +963,8 @@ PC_API pc_status pc_manager_publish_keys(pc_handle manager, pc_handle lease, uin
  *   need_partial    1 when the snapshot does not end on a page boundary; else 0
  *   recurrent_slot  out
  *   partial_slot    out, -1 unless need_partial
- * Returns PC_OK, PC_REQUEST_FAILED (no slot; nothing changed),
+ * Returns PC_OK, PC_REQUEST_FAILED (no slot; nothing changed; for good when
+ * recurrent_slots of the options is 0, or partial_slots where one is needed),
  * PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE.
  */
 PC_API pc_status pc_manager_reserve(pc_handle manager, pc_handle lease, uint32_t need_partial, int32_t *recurrent_slot,
@@ -1524,6 +1533,8 @@ typedef struct pc_sequence_start {
  * Returns PC_OK, PC_REQUEST_FAILED (no capacity, or max_requests are live),
  * PC_POISONED, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED. A poisoned
  * coordinator, or one whose requests are all live, says so whatever the batch is.
+ * No capacity is for now, and worth another try when a request has ended, unless one
+ * sequence needs more pages than num_pages of a pool, or than its tenant may hold.
  */
 PC_API pc_status pc_context_begin(pc_handle context, const pc_admission *admission, pc_sequence_start *starts,
                                   pc_handle *request);

@@ -204,23 +204,39 @@ func (c *Coordinator) acquire(a *Admission) (forced bool, err error) {
 	// The one counter that failed admissions move too: the time was spent.
 	c.metrics.PlanningNanoseconds += c.now() - start
 	if err == nil && !ok {
-		var total prefix.Demand
-		for i := range c.results {
-			for pool, want := range c.results[i].Plan.Demand {
-				total[pool] += want
-			}
-		}
-		what := "no capacity"
-		if c.results[0].Status == prefix.OverQuota {
-			what = "no room below the quota of its tenants"
-		}
-		err = status.New(status.RequestFailed, "begin: %s for the batch of %d (%d base and %d draft pages wanted)",
-			what, n, total[prefix.BasePages], total[prefix.DraftPages])
+		err = c.refused()
 	}
 	if err != nil {
 		clear(c.wanted)
 	}
 	return forced, err
+}
+
+// refused says what the batch was refused for: a sequence that no pool and no quota can
+// hold, however empty, is named; otherwise it is the batch, and for now.
+func (c *Coordinator) refused() error {
+	overQuota := c.results[0].Status == prefix.OverQuota
+	pools := c.manager.Pools()
+	var total prefix.Demand
+	for i := range c.results {
+		plan := &c.results[i].Plan
+		most, what, holder := pools, "beyond capacity", "the pool has"
+		if overQuota {
+			most, what, holder = c.manager.QuotaOf(c.wanted[i].Extras), "quota", "its tenant may hold"
+		}
+		for pool, bound := range [...]int{plan.BoundBase, plan.BoundDraft} {
+			if all := bound + plan.Demand[pool]; all > most[pool] {
+				return status.New(status.RequestFailed, "begin: %s: sequence %d needs %d %v pages, %s %d in all", what, i, all, prefix.Resource(pool), holder, most[pool])
+			}
+			total[pool] += plan.Demand[pool]
+		}
+	}
+	what := "no capacity"
+	if overQuota {
+		what = "no room below the quota of its tenants"
+	}
+	return status.New(status.RequestFailed, "begin: %s for the batch of %d: %d base and %d draft pages wanted, the pools have %d and %d in all",
+		what, len(c.results), total[prefix.BasePages], total[prefix.DraftPages], pools[prefix.BasePages], pools[prefix.DraftPages])
 }
 
 // giveUpHits turns every sequence whose plan came from the cache into a cold

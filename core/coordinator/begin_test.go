@@ -397,6 +397,36 @@ func TestD13_AFailedBatchLeavesNoCounter(t *testing.T) {
 	r.emptied()
 }
 
+// A host that is told "not now" comes again: what fits on no day is told apart.
+func TestBegin_ARefusalSaysWhetherTheBatchCanEverFit(t *testing.T) {
+	quota := func(c *Config) { c.TenantQuota = 500 }
+	one, long := prompts(seq(1, 12)), prompts(seq(2, 8), seq(3, 28))
+	one.Sequences[0].Extras = &prefix.Extras{Isolation: prefix.OptionalHash{Present: true, Hash: prefix.Hash128{Hi: 1}}}
+	cached := prompts(seq(3, 28)) // in a pool of 6: of its 7 pages 4 are cached
+	for _, c := range []struct {
+		says  string
+		first *Admission
+		batch Admission
+		opts  []option
+	}{
+		{"begin: beyond capacity: sequence 1 needs 7 base pages, the pool has 6 in all", nil, long, []option{pages(6)}},
+		{"begin: beyond capacity: sequence 0 needs 7 base pages, the pool has 6 in all", func() *Admission { a := prompts(seq(3, 16)); return &a }(), cached, []option{pages(6)}},
+		{"begin: no capacity for the batch of 2: 9 base and 0 draft pages wanted, the pools have 8 and 0 in all", nil, long, []option{pages(8)}},
+		{"begin: quota: sequence 0 needs 3 base pages, its tenant may hold 2 in all", nil, one, []option{pages(4), quota}},
+		{"begin: no room below the quota of its tenants for the batch of 2: 9 base and 0 draft pages wanted, the pools have 16 and 0 in all", nil, long, []option{pages(16), quota}},
+	} {
+		r := newRig(t, KindVanilla, c.opts...)
+		if c.first != nil {
+			r.publish(*c.first)
+		}
+		_, err := r.begin(c.batch)
+		r.wantCode(err, status.RequestFailed)
+		if err.Error() != c.says {
+			t.Errorf("%v\nwant %s", err, c.says)
+		}
+	}
+}
+
 // The same where the first sequence alone would fit by evicting a record: the
 // record stays.
 func TestD13_AFailedBatchEvictsNothing(t *testing.T) {

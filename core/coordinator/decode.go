@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"libprefixcache/core/prefix"
 	"libprefixcache/core/status"
 )
 
@@ -105,7 +106,8 @@ func (c *Coordinator) growRows(r *request, room Headroom) (grew bool, err error)
 		}
 		if !ok {
 			r.stage = StageFinishing
-			return false, status.New(status.RequestFailed, "prepareDecodeStep: no page for sequence %d (%d base, %d draft wanted)", i, moreBase, moreDraft)
+			return false, status.New(status.RequestFailed, "prepareDecodeStep: no page for sequence %d: %d base and %d draft pages held, %d and %d more wanted, the pools have %d and %d in all",
+				i, s.basePages, s.draftPages, moreBase, moreDraft, c.manager.Capacity(prefix.BasePages), c.manager.Capacity(prefix.DraftPages))
 		}
 		s.basePages += moreBase
 		s.draftPages += moreDraft

@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"libprefixcache/core/prefix"
@@ -45,7 +46,11 @@ func TestC94_AnExhaustedPoolFailsTheRequest(t *testing.T) {
 	held := r.full(other)
 	r.c.Flush()
 	q := r.full(prompts(seq(1, 8), seq(2, 16))) // 2 + 2 + 4 pages of 9: one is left, two are wanted
-	r.wantCode(r.prepareDecode(q), status.RequestFailed)
+	err := r.prepareDecode(q)
+	r.wantCode(err, status.RequestFailed)
+	if want := "no page for sequence 1: 4 base and 0 draft pages held, 1 and 0 more wanted, the pools have 9 and 0 in all"; !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
 	if got := r.stage(q.h); got.Phase != PhaseFinishing {
 		t.Errorf("phase %v", got.Phase)
 	}
@@ -57,7 +62,7 @@ func TestC94_AnExhaustedPoolFailsTheRequest(t *testing.T) {
 		t.Errorf("row 0 has %d pages, want 2", got)
 	}
 	r.must(r.finish(q))
-	_, err := r.begin(prompts(seq(3, 32))) // 8 of 9, 2 held
+	_, err = r.begin(prompts(seq(3, 32))) // 8 of 9, 2 held
 	r.wantCode(err, status.RequestFailed)
 	r.must(r.finish(held))
 	r.emptied()

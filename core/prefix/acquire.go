@@ -94,7 +94,7 @@ func (m *Manager) AcquireBatch(reqs []AcquireRequest, out []AcquireResult) (bool
 	m.evictFor(total, -1)
 	m.endCause()
 	for i := range m.batch {
-		m.fill(int32(out[i].Lease&0xFFFFFFFF)-1, &reqs[i], &m.batch[i])
+		m.fill(m.leaseSlot(out[i].Lease), &reqs[i], &m.batch[i])
 	}
 	clear(m.batch)
 	return true, nil

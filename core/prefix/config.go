@@ -49,6 +49,11 @@ type Config struct {
 	// a weak one: identity must not depend on it.
 	Hash func(parent uint32, words []int32) uint64
 
+	// LeaseMask is XORed to the ids of leases, so that another manager's lease, which may well
+	// have the same slot and generation, is refused, and texts have the number that the host
+	// has. 0, or with the top two bits of both halves set: no lease gets the id 0 then.
+	LeaseMask uint64
+
 	// Order decides which record is evicted next, nil for least recently used.
 	Order Order
 }

@@ -57,12 +57,16 @@ func (m *Manager) openLease() int32 {
 }
 
 func (m *Manager) leaseID(i int32) LeaseID {
-	return LeaseID(m.leases[i].gen)<<32 | LeaseID(i+1)
+	return (LeaseID(m.leases[i].gen)<<32 | LeaseID(i+1)) ^ LeaseID(m.cfg.LeaseMask)
 }
+
+// leaseSlot is the slot of a live lease.
+func (m *Manager) leaseSlot(id LeaseID) int32 { return int32(uint32(id)^uint32(m.cfg.LeaseMask)) - 1 }
 
 // lookup is nil for an id that is stale, foreign or invented; small enough for the
 // compiler to place it inline.
 func (m *Manager) lookup(id LeaseID) *lease {
+	id ^= LeaseID(m.cfg.LeaseMask)
 	if i := uint(uint32(id)) - 1; i < uint(len(m.leases)) {
 		if l := &m.leases[i]; l.live && l.gen == uint32(id>>32) {
 			return l
@@ -230,7 +234,7 @@ func (m *Manager) Release(id LeaseID) error {
 	r := l.realm
 	*l = lease{gen: l.gen + 1, cells: l.cells[:0], segs: l.segs[:0], draft: l.draft[:0], early: l.early[:0],
 		reserved: l.reserved[:0], reservedPartial: l.reservedPartial[:0]}
-	m.leaseFree = append(m.leaseFree, int32(id&0xFFFFFFFF)-1)
+	m.leaseFree = append(m.leaseFree, m.leaseSlot(id))
 	m.liveLeases--
 	if m.tenants != nil { // the realm is still open: what is evicted may be its last record
 		m.settleQuota(m.realms[r].tenant)

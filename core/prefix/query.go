@@ -54,6 +54,14 @@ func (m *Manager) Capacity(pool Resource) int {
 	return 0
 }
 
+// Pools are the sizes of all pools.
+func (m *Manager) Pools() (size Demand) {
+	for pool := range size {
+		size[pool] = m.Capacity(Resource(pool))
+	}
+	return size
+}
+
 // Feasible says whether a demand can be met now, with eviction if need be (C-41,
 // C-42). It takes constant time. A negative demand is never feasible (C-20).
 func (m *Manager) Feasible(d Demand) bool {

@@ -179,7 +179,7 @@ func (m *Manager) asked(realm int32, tokens, hit int) {
 func (m *Manager) SetQuota(key OptionalHash, perMille int) error {
 	s := m.tenants
 	if s == nil {
-		return status.New(status.WrongState, "quota of a tenant, but TenantQuota is 0: tenants are not counted")
+		return status.New(status.WrongState, "tenant_quota is 0, so tenants are not counted; expected a manager that was made with 1 to 1000")
 	}
 	if perMille < 0 || perMille > 1000 {
 		return status.New(status.InvalidArgument, "quota is %d per mille, expected 0..1000", perMille)
@@ -202,6 +202,27 @@ func (m *Manager) SetQuota(key OptionalHash, perMille int) error {
 	m.settleQuota(t)
 	return nil
 }
+
+// QuotaOf is how many pages of each pool the tenant of a sequence may hold, and LeaseQuota
+// the same for a live lease. No more can be had, whoever ends; the pools themselves where
+// tenants are not counted.
+func (m *Manager) QuotaOf(e *Extras) Demand {
+	if m.tenants != nil {
+		if t, ok := m.tenants.of[isolation(e)]; ok {
+			return m.tenants.quota(t)
+		}
+	}
+	return m.Pools()
+}
+
+func (m *Manager) LeaseQuota(id LeaseID) Demand {
+	if l := m.lookup(id); l != nil && m.tenants != nil {
+		return m.tenants.quota(m.realms[l.realm].tenant)
+	}
+	return m.Pools()
+}
+
+func (s *tenants) quota(t int32) Demand { return Demand{s.all[t].pages, s.all[t].drafts} }
 
 // TenantInfo describes one tenant.
 type TenantInfo struct {

@@ -83,7 +83,7 @@ def test_a_coordinators_manager_takes_queries_only(world):
         allowed = re.search("lookup|invalidate|flush|evict|record|references|stats|check|dump|tenants", name)
         status = world.call(name, world.good(name), manager=handle)
         if name == "manager_set_quota":
-            assert status == WRONG_STATE and "TenantQuota is 0" in world.error()  # allowed, but this one counts none
+            assert status == WRONG_STATE and "tenant_quota is 0" in world.error()  # allowed, but this one counts none
         elif not allowed:
             assert status == WRONG_STATE, name
             assert "coordinator" in world.error()

@@ -306,7 +306,7 @@ def test_advance_is_append_publish_and_grow():
         three.append(b, [step])
         assert publication == three.publish(b, resident)
         assert grew == three.grow(b, grow)
-        assert one.dump() == three.dump()
+        assert one.dump().replace(f"{a.handle:#x}", "lease") == three.dump().replace(f"{b.handle:#x}", "lease")
     assert one.advance(a, []) == (None, True)
     publication, grew = one.advance(a, [99] * 4, resident_length=48, base=2**31 - 1)
     assert (publication.blocks, grew) == (12, False)

@@ -42,7 +42,7 @@ def test_one_tenant_cannot_flush_another(quota, left):
         manager.check_invariants()
         if quota == 0:
             assert manager.tenants() == []
-            with pytest.raises(PrefixCacheError, match="TenantQuota is 0"):
+            with pytest.raises(PrefixCacheError, match="tenant_quota is 0"):
                 manager.set_quota(ONE, 100)
             return
         one, two = tenant(manager, ONE), tenant(manager, TWO)
