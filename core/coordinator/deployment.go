@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"fmt"
 	"math"
 
 	"libprefixcache/core/status"
@@ -34,6 +35,17 @@ const (
 	DTypeFP8  DType = 3
 	DTypeINT8 DType = 4
 )
+
+var dtypeNames = [...]string{"FP16", "BF16", "FP32", "FP8", "INT8"}
+
+// String has the number, too: that is what a host of the C ABI wrote.
+func (d DType) String() string {
+	name := "unknown"
+	if d >= 0 && int(d) < len(dtypeNames) {
+		name = dtypeNames[d]
+	}
+	return fmt.Sprintf("%s (%d)", name, int32(d))
+}
 
 // Size is the width of one element in bytes, 0 for an unknown type.
 func (d DType) Size() int64 {
@@ -190,7 +202,7 @@ func checkModel(name string, m *Model, p int32) error {
 		case LayerRecurrent:
 			recurrent++
 		default:
-			return unsupported("%s layer %d has kind %d, expected 0..3", name, i, l)
+			return unsupported("%s layer %d has kind %d, expected 0 (stateless), 1 (attention), 2 (sliding window) or 3 (recurrent)", name, i, l)
 		}
 	}
 	switch {
@@ -214,7 +226,7 @@ func checkModel(name string, m *Model, p int32) error {
 	// A state is copied bit for bit, so any type would do; the kernels of the
 	// runtime know FP16 pages only.
 	if m.KVType != DTypeFP16 {
-		return unsupported("%s KV type is %d, expected FP16", name, m.KVType)
+		return unsupported("%s KV type is %v, expected %v", name, m.KVType, DTypeFP16)
 	}
 	if m.Capacity <= 0 {
 		return unsupported("%s capacity is %d tokens, expected > 0", name, m.Capacity)

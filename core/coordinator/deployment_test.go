@@ -114,6 +114,19 @@ func TestDeploymentGate_Rejects(t *testing.T) {
 	}
 }
 
+// The host has a number or a name, so the text has both.
+func TestDeploymentGate_NamesATypeBesideItsNumber(t *testing.T) {
+	for v, want := range map[DType]string{DTypeBF16: "BF16 (1)", DTypeINT8: "INT8 (4)", 9: "unknown (9)", -1: "unknown (-1)"} {
+		d := Deployment{Base: attentionModel()}
+		d.Base.KVType = v
+		_, err := ValidateDeployment(&d)
+		wantCode(t, err, status.Unsupported)
+		if want = "deployment: base KV type is " + want + ", expected FP16 (0)"; err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
 func TestSnapshot_Sizes(t *testing.T) {
 	schema := recurrentSchema() // 2 * (42*2 + 12*2) = 216
 	if b, err := RecurrentSlotBytes(2, &schema); err != nil || b != 216 {
