@@ -1,6 +1,8 @@
 package coordinator
 
 import (
+	"slices"
+	"strings"
 	"sync/atomic"
 
 	"libprefixcache/core/prefix"
@@ -67,6 +69,14 @@ const (
 )
 
 var stageNames = [...]string{"admitted", "prefill", "captured", "awaiting-draft", "settled", "decode", "compaction", "finishing"}
+
+// stageCalls are the calls that lead to a stage.
+var stageCalls = [...][]string{
+	StageAdmitted: {"beginRequest"}, StagePrefill: {"preparePrefill"}, StageCaptured: {"enqueuePrefillCaptures"},
+	StageAwaitingDraft: {"finalizePrefillPublication"}, StageSettled: {"finalizePrefillPublication", "completeDecodeStep", "compactBatch"},
+	StageDecode: {"prepareDecodeStep"}, StageCompaction: {"beginBatchCompaction"},
+	StageFinishing: {"a step that failed", "compactBatch of all sequences"},
+}
 
 func (s Stage) String() string { return enumName("stage", int32(s), stageNames[:]) }
 
@@ -164,18 +174,29 @@ func in(stages ...Stage) (set stageSet) {
 	return set
 }
 
+// String names the stages, and the calls that lead there: a host knows these.
 func (set stageSet) String() string {
-	text := ""
+	var stages, calls []string
 	for s := StageAdmitted; s <= StageFinishing; s++ {
 		if set&(1<<s) == 0 {
 			continue
 		}
-		if text != "" {
-			text += " or "
+		stages = append(stages, s.String())
+		for _, call := range stageCalls[s] {
+			if !slices.Contains(calls, call) {
+				calls = append(calls, call)
+			}
 		}
-		text += s.String()
 	}
-	return text
+	return alternatives(stages) + ", after " + alternatives(calls)
+}
+
+func alternatives(names []string) string {
+	last := len(names) - 1
+	if last < 1 {
+		return strings.Join(names, "")
+	}
+	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
 // enter is find plus the two checks that every step shares: nothing else is in
@@ -189,7 +210,7 @@ func (c *Coordinator) enter(what string, h Handle, legal stageSet) (*request, er
 		return nil, err
 	}
 	if legal&(1<<r.stage) == 0 {
-		return nil, status.New(status.WrongState, "%s: the request is in stage %v, expected %v", what, r.stage, legal)
+		return nil, status.New(status.WrongState, "%s: the request is in stage %v; expected %v", what, in(r.stage), legal)
 	}
 	return r, nil
 }

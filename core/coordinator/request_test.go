@@ -18,6 +18,31 @@ func TestSequence_IndexOutOfRange(t *testing.T) {
 	r.emptied()
 }
 
+// Who calls out of order knows calls, and no stages: the text says which lead there.
+func TestEnter_ACallOutOfOrderSaysWhichCallsComeBefore(t *testing.T) {
+	r := newRig(t, KindVanilla)
+	q, err := r.begin(prompts(seq(1, 6)))
+	r.must(err)
+	says := func(err error, want string) {
+		t.Helper()
+		r.wantCode(err, status.WrongState)
+		if err.Error() != want {
+			t.Errorf("%v\nwant %s", err, want)
+		}
+	}
+	_, err = r.c.PrepareDecodeStep(q.h, Headroom{}, r.dst)
+	says(err, "prepareDecodeStep: the request is in stage admitted, after beginRequest; expected awaiting-draft or settled, after finalizePrefillPublication, completeDecodeStep or compactBatch")
+	_, err = r.c.EnqueuePrefillCaptures(q.h, r.dst)
+	says(err, "enqueuePrefillCaptures: the request is in stage admitted, after beginRequest; expected prefill, after preparePrefill")
+	r.toSettled(q)
+	_, err = r.c.CompactBatch(q.h, r.dst)
+	says(err, "compactBatch: the request is in stage settled, after finalizePrefillPublication, completeDecodeStep or compactBatch; expected compaction, after beginBatchCompaction")
+	r.c.requests[q.h&0xffff].stage = StageFinishing
+	_, err = r.c.PreparePrefill(q.h, r.dst)
+	says(err, "preparePrefill: the request is in stage finishing, after a step that failed or compactBatch of all sequences; expected admitted, after beginRequest")
+	r.must(r.drop(q, true))
+}
+
 // "Slot twice" of a batch is found with a stamp for each call. When it wraps, a slot
 // that was used 2^32 calls ago must not count as used by this one.
 func TestBegin_TheStampOfACallWraps(t *testing.T) {
