@@ -81,7 +81,7 @@ func outSize[T any](argument string, p *T, size C.uint32_t, minimum uintptr) *st
 		return err
 	}
 	if uintptr(size) < minimum {
-		return status.New(status.Unsupported, "%s.struct_size: %d, expected at least %d (sizeof the struct in prefixcache.h)", argument, uint32(size), minimum)
+		return status.New(status.Unsupported, "%s.struct_size: %d, expected %d (sizeof the struct in prefixcache.h; at least %d)", argument, uint32(size), unsafe.Sizeof(*p), minimum)
 	}
 	if uintptr(size) > maxStructBytes {
 		return status.New(status.Unsupported, "%s.struct_size: %d, expected %d (was the struct zeroed and its struct_size set?)", argument, uint32(size), unsafe.Sizeof(*p))

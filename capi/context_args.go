@@ -128,8 +128,11 @@ func fillExtras(dst *prefix.Extras, e *C.pc_extras, spans []prefix.MediaSpan) *s
 	if err := aligned("extras", e); err != nil {
 		return err
 	}
-	if e.present&^extraBits != 0 || e.reserved0 != 0 {
-		return status.New(status.Unsupported, "extras.present: %#x, expected only PC_EXTRA_ bits (and reserved0 %d to be 0)", uint32(e.present), uint32(e.reserved0))
+	if e.present&^extraBits != 0 {
+		return status.New(status.Unsupported, "extras.present: %#x, expected only PC_EXTRA_ bits (%#x)", uint32(e.present), uint32(extraBits))
+	}
+	if err := reserved("extras.reserved0", uint64(e.reserved0)); err != nil {
+		return err
 	}
 	if e.present&C.PC_EXTRA_ADAPTER != 0 {
 		dst.Adapter = prefix.Adapter{Present: true, ID: hash(e.adapter), Generation: uint64(e.adapter_generation)}

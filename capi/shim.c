@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -287,9 +288,12 @@ PC_API const pc_api *pc_get_api(uint32_t version) {
         .manager_set_quota = pc_manager_set_quota,
     };
     if (version == 0 || version > PC_ABI_VERSION) {
-        static const char text[] = "version: this library has function tables 1 to " STRINGIFY(
-            PC_ABI_VERSION) ", the host wants a newer one (or 0): install a newer libprefixcache";
-        pcshim_set_error(text, sizeof text - 1);
+        char text[160];
+        int n = snprintf(text, sizeof text,
+                         "version: %u, expected 1 to %u: this library has these function tables; a host that wants a "
+                         "newer one needs a newer libprefixcache",
+                         version, PC_ABI_VERSION);
+        pcshim_set_error(text, (size_t)n);
         return NULL;
     }
     return &table;

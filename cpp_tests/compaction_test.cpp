@@ -40,6 +40,31 @@ TEST_F(Compaction, C100_MappingsAreChecked) {
     rig->finish(r);
 }
 
+TEST_F(Compaction, TheMappingTensorIsToldWhatItLacks) {
+    auto admitted = prefill(*rig, admissionOf({tokensOf(5, 1), tokensOf(5, 2)}));
+    auto const says = [&](Tensor wrong, std::string const& what) {
+        EXPECT_EQ(textOf([&] {
+                      rig->beginBatchCompaction(admitted.request, {0, -1}, 1, wrong);
+                  }),
+                  "prefixcache: beginBatchCompaction: deviceBatchMapping " + what);
+    };
+    says({store.data(), DataType::kInt32, 1}, "has room for 1 elements, expected at least 2");
+    says({store.data(), DataType::kFloat, 4}, "has elements of DataType 2, expected kInt32 (5)");
+    says({nullptr, DataType::kInt32, 4}, "has a null address, expected room for 2 elements");
+    rig->finish(admitted.request);
+}
+
+TEST(Tensor, AReshapeThatIsRefusedNamesTheShape) {
+    Tensor tensor(nullptr, DataType::kInt32, 3);
+    EXPECT_EQ(textOf([&] {
+                  tensor.reshape({2, 4});
+              }),
+              "prefixcache: shape is [2, 4], expected at most 3 elements, the capacity, and no negative dimension");
+    EXPECT_EQ(textOf([&] { tensor.reshape({-1}); }),
+              "prefixcache: shape is [-1], expected at most 3 elements, the capacity, and no negative dimension");
+    EXPECT_EQ(tensor.shape(), std::vector<int64_t>{3});
+}
+
 TEST_F(Compaction, C101_C102_OrderAndRelease) {
     auto admitted = prefill(*rig, admissionOf({tokensOf(5, 1), tokensOf(6, 2), tokensOf(7, 3)}));
     auto& r = admitted.request;

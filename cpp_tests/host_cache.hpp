@@ -222,6 +222,17 @@ struct Rig {
     std::unique_ptr<ContextCacheCoordinator> coordinator;  // last: it goes first
 };
 
+/// The text of what a call throws; empty when it does not.
+template <typename Call>
+std::string textOf(Call const& call) {
+    try {
+        call();
+    } catch (std::runtime_error const& e) {
+        return e.what();
+    }
+    return {};
+}
+
 /// n tokens that begin like any other sequence of the same seed.
 inline std::vector<int32_t> tokensOf(int32_t n, int32_t seed = 0) {
     std::vector<int32_t> out;

@@ -246,6 +246,36 @@ TEST(Vanilla, C92_C95_D6_D14_BadAdvancesThrowAndCanBeRepeated) {
     rig->finish(r);
 }
 
+TEST(Vanilla, TextsNameTheCallTheArgumentAndItsValue) {
+    Rig rig(Kind::kVanilla);
+    auto admitted = begin(*rig, admissionOf({tokensOf(5, 1), tokensOf(5, 2)}));
+    rig->preparePrefill(admitted.request);
+    int32_t const token = 7;
+    EXPECT_EQ(
+        textOf([&] {
+            rig->finalizePrefillPublication(admitted.request, {{&token, 1, 5}, {nullptr, 1, 5}});
+        }),
+        "prefixcache: finalizePrefillPublication: advances[1].acceptedTokenIds is null with acceptedTokenCount 1, "
+        "expected an array");
+    EXPECT_EQ(textOf([&] {
+                  rig->completeDecodeStep(admitted.request, {{&token, -1, 5}}, {});
+              }),
+              "prefixcache: completeDecodeStep: advances[0].acceptedTokenCount is -1, expected >= 0");
+    std::vector<int32_t> const common{5};
+    EXPECT_EQ(textOf([&] {
+                  rig->finalizePrefillPublication(admitted.request, {{&token, 1, 5}, {&token, 1, 5}}, &common);
+              }),
+              "prefixcache: finalizePrefillPublication: commonStateLengths has 1 entries, expected one for each of 2 "
+              "advances");
+    rig->finish(admitted.request);
+    auto config = rig.config;
+    config.tenantQuota = -1;
+    EXPECT_EQ(textOf([&] {
+                  ContextCacheCoordinator(config, rig.deployment, Kind::kVanilla, {rig.base, rig.table}, kStream);
+              }),
+              "prefixcache: config.tenantQuota is -1, expected 0 to 1000 per mille");
+}
+
 TEST(Vanilla, C13_1_ConstructionChecksEverything) {
     auto const fails = [](auto&& spoil) {
         Rig good;

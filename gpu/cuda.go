@@ -191,7 +191,7 @@ func (d *CUDA) checkRegion(r *Region) error {
 	}
 	switch {
 	case r.Place == OnDevice && !info.Device:
-		return status.New(status.InvalidArgument, "%s is %#x, which is host memory; expected memory of device %d", r.Name, r.Addr, d.ordinal)
+		return status.New(status.InvalidArgument, "%s is %#x, which is no memory of device %d (host memory, or freed)", r.Name, r.Addr, d.ordinal)
 	case r.Place == OnDevice && info.Ordinal != d.ordinal:
 		return status.New(status.InvalidArgument, "%s is %#x, memory of device %d; expected device %d", r.Name, r.Addr, info.Ordinal, d.ordinal)
 	case r.Place != OnDevice && info.Device && !info.Managed:

@@ -41,7 +41,7 @@ const (
 const noPage int32 = -1
 
 // NewPageTable makes a table of maxBatch rows of width pages over a pool of
-// pages K pages. All rows start empty and dirty, so that the first upload
+// pages K pages: max_batch, row_width and num_pages of the options, whose names texts have. All rows start empty and dirty, so that the first upload
 // transfers the whole table (C-79).
 func NewPageTable(maxBatch, width, pages int32) (*PageTable, error) {
 	if err := CheckPageTable(maxBatch, width, pages); err != nil {
@@ -71,17 +71,17 @@ func CheckPageTable(maxBatch, width, pages int32) error {
 	for _, a := range [...]struct {
 		name string
 		v    int32
-	}{{"maxBatch", maxBatch}, {"width", width}, {"pages", pages}} {
+	}{{"max_batch", maxBatch}, {"row_width", width}, {"num_pages", pages}} {
 		if a.v <= 0 {
 			return status.New(status.InvalidArgument, "page table: %s is %d, expected > 0", a.name, a.v)
 		}
 	}
 	if pages > math.MaxInt32/2 {
-		return status.New(status.InvalidArgument, "page table: pages is %d, expected at most %d so that V ids fit", pages, math.MaxInt32/2)
+		return status.New(status.InvalidArgument, "page table: num_pages is %d, expected at most %d so that V ids fit", pages, math.MaxInt32/2)
 	}
 	cells := int64(maxBatch) * 2 * int64(width)
 	if cells > math.MaxInt32 {
-		return status.New(status.InvalidArgument, "page table: %d x 2 x %d entries, expected at most %d", maxBatch, width, math.MaxInt32)
+		return status.New(status.InvalidArgument, "page table: max_batch * 2 * row_width is %d * 2 * %d, expected at most %d entries", maxBatch, width, math.MaxInt32)
 	}
 	return nil
 }

@@ -80,6 +80,8 @@ type Config struct {
 	Preempt func()
 }
 
+const orDefault = ", or 0 for the default"
+
 // withDefaults fills the zero fields and checks the rest.
 func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.BudgetBytes, DefaultBudgetBytes)
@@ -100,19 +102,20 @@ func (c Config) withDefaults() (Config, error) {
 		name     string
 		v        int64
 		min, max int64
+		or       string
 	}{
-		{"num_blocks", c.NumBlocks, 1, maxBlocks},
-		{"block_size", c.BlockSize, 1, math.MaxInt32},
-		{"staging_bytes", c.BudgetBytes, 1, math.MaxInt64 >> 1},
-		{"staging_depth", int64(c.StagingDepth), 1, maxDepth},
-		{"staging_capacity_tokens", c.StagingCapacity, 1, maxStepRows},
-		{"copy_chunk_bytes", c.CopyChunkBytes, 1, math.MaxInt64},
-		{"copy_threads", int64(c.CopyThreads), 1, rows.MaxCopyThreads},
-		{"share_bytes", c.ShareBytes, 1, math.MaxInt64},
-		{"warm_bytes", c.WarmBytes, 0, math.MaxInt64},
+		{"num_blocks", c.NumBlocks, 1, maxBlocks, ""},
+		{"block_size", c.BlockSize, 1, math.MaxInt32, ""},
+		{"staging_bytes", c.BudgetBytes, 1, math.MaxInt64 >> 1, orDefault},
+		{"staging_depth", int64(c.StagingDepth), 1, maxDepth, orDefault},
+		{"staging_capacity_tokens", c.StagingCapacity, 1, maxStepRows, orDefault},
+		{"copy_chunk_bytes", c.CopyChunkBytes, 1, math.MaxInt64, orDefault},
+		{"copy_threads", int64(c.CopyThreads), 1, rows.MaxCopyThreads, orDefault},
+		{"share_bytes", c.ShareBytes, 1, math.MaxInt64, orDefault},
+		{"warm_bytes", c.WarmBytes, 0, math.MaxInt64, ""},
 	} {
 		if f.v < f.min || f.v > f.max {
-			return c, status.New(status.InvalidArgument, "%s is %d, expected %d to %d", f.name, f.v, f.min, f.max)
+			return c, status.New(status.InvalidArgument, "%s is %d, expected %d to %d%s", f.name, f.v, f.min, f.max, f.or)
 		}
 	}
 	if c.NumBlocks > maxSlots/c.BlockSize {

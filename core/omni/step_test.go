@@ -346,6 +346,9 @@ func TestConfigIsChecked(t *testing.T) {
 		{Config{NumBlocks: 1, BlockSize: 1, StagingDepth: 5000}, "staging_depth is 5000"},
 		{Config{NumBlocks: 1, BlockSize: 1, StagingCapacity: -3}, "staging_capacity_tokens is -3"},
 		{Config{NumBlocks: 1, BlockSize: 1, CopyChunkBytes: -3}, "copy_chunk_bytes is -3"},
+		{Config{NumBlocks: 1, BlockSize: 1, CopyThreads: -1}, "copy_threads is -1, expected 1 to 64, or 0 for the default"},
+		{Config{NumBlocks: 1, BlockSize: 1, WarmBytes: -1}, "warm_bytes is -1, expected 0 to 9223372036854775807"},
+		{Config{NumBlocks: 0, BlockSize: 1}, "num_blocks is 0, expected 1 to 2147483647"},
 	} {
 		_, err := New(c.cfg)
 		wantErr(t, err, status.InvalidArgument, c.text)

@@ -53,8 +53,12 @@ func (m *Manager) checkPublish(l *lease, c, known, resident int) error {
 		return status.New(status.WrongState, "Publish on a hybrid lease; use PublishHybrid") // C-63
 	case resident < 0:
 		return status.New(status.InvalidArgument, "resident is %d, expected >= 0", resident)
+	case resident < m.cfg.PageTokens:
+		return status.New(status.InvalidArgument, "resident is %d, which holds no full block; expected at least %d", resident, m.cfg.PageTokens)
+	case c < 1 && m.cfg.Identity == Keys:
+		return status.New(status.InvalidArgument, "keys reach block 0; expected that of block 0 at least, to publish one")
 	case c < 1:
-		return status.New(status.InvalidArgument, "%d blocks and %d resident tokens hold no full block of %d", known/m.cfg.PageTokens, resident, m.cfg.PageTokens)
+		return status.New(status.InvalidArgument, "the history has %d tokens, which hold no full block; expected at least %d", known, m.cfg.PageTokens)
 	case c > len(l.cells):
 		return status.New(status.InvalidArgument, "%d blocks to publish, the lease has %d base pages", c, len(l.cells))
 	case l.mode == Spec && c > len(l.draft):

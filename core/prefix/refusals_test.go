@@ -56,6 +56,26 @@ func TestWhatDoesNotExistIsRefused(t *testing.T) {
 	}
 }
 
+// What is too short for a publication is named: the count that was given, or the history.
+func TestAPublicationSaysWhatHoldsNoFullBlock(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 8, BasePages: 4, MaxRecords: 4})
+	long, _ := h.vanilla(tokens(1, 20))
+	short, _ := h.vanilla(tokens(2, 7))
+	for lease, want := range map[LeaseID]string{
+		long:  "resident is 7, which holds no full block; expected at least 8",
+		short: "the history has 7 tokens, which hold no full block; expected at least 8",
+	} {
+		resident := 7
+		if lease == short {
+			resident = 8
+		}
+		if _, err := h.Publish(lease, resident); status.CodeOf(err) != status.InvalidArgument || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	h.release(long, short)
+}
+
 func TestKeysAndTokensAreToldApart(t *testing.T) {
 	h := newHost(t, Config{PageTokens: 4, RecurrentSlots: 2, PartialSlots: 2, Identity: Keys})
 	keys := []Hash128{{1, 1}, {2, 2}}

@@ -237,7 +237,7 @@ class ContextCacheCoordinator {
     cudaError_t synchronize(cudaStream_t stream) const;
     uint32_t carryOut(RequestHandle::Impl& impl, pc_work const& work);
     ReusePlan planOf(pc_sequence_start const& start, ContextCacheExecutionMode execution, size_t tokens) const;
-    pc_advance flatten(std::vector<ContextCacheSequenceAdvance> const& advances,
+    pc_advance flatten(char const* call, std::vector<ContextCacheSequenceAdvance> const& advances,
                        std::vector<int32_t> const* commonStateLengths);
     void dropped(RequestHandle::Impl& impl) noexcept;
     static RequestHandle::Impl const& refreshed(RequestHandle const& request);

@@ -24,6 +24,10 @@ inline pc_handle ContextCacheCoordinator::create(pc_api const& api, ContextCache
                                  " and config.tokensPerPage " + std::to_string(config.tokensPerPage) +
                                  ", expected >= 0 and >= 1");
     }
+    if (config.tenantQuota < 0 || config.tenantQuota > 1000) {
+        throw std::runtime_error("prefixcache: config.tenantQuota is " + std::to_string(config.tenantQuota) +
+                                 ", expected 0 to 1000 per mille");
+    }
     bool const recurrent =
         kind == ContextCacheDeploymentKind::kHybrid || kind == ContextCacheDeploymentKind::kPureRecurrent;
     detail::ResourceArguments base;
@@ -243,15 +247,24 @@ inline ContextCacheCoordinatorStatus ContextCacheCoordinator::enqueuePrefillCapt
 }
 
 /// Flattens the advances. Every pointer is checked before anything is changed.
-inline pc_advance ContextCacheCoordinator::flatten(std::vector<ContextCacheSequenceAdvance> const& advances,
+inline pc_advance ContextCacheCoordinator::flatten(char const* call,
+                                                   std::vector<ContextCacheSequenceAdvance> const& advances,
                                                    std::vector<int32_t> const* commonStateLengths) {
     mTokens.clear();
     mCommitted.clear();
     mOffsets.assign(1, 0);
-    for (auto const& advance : advances) {
-        if (advance.acceptedTokenCount < 0 || (advance.acceptedTokenCount > 0 && advance.acceptedTokenIds == nullptr)) {
-            throw std::runtime_error("prefixcache: an advance has " + std::to_string(advance.acceptedTokenCount) +
-                                     " accepted tokens, expected none or an array of them");
+    for (size_t i = 0; i < advances.size(); ++i) {
+        auto const& advance = advances[i];
+        auto const broken = [&](std::string const& what) {
+            return std::runtime_error(std::string("prefixcache: ") + call + ": advances[" + std::to_string(i) + "]." +
+                                      what);
+        };
+        if (advance.acceptedTokenCount < 0) {
+            throw broken("acceptedTokenCount is " + std::to_string(advance.acceptedTokenCount) + ", expected >= 0");
+        }
+        if (advance.acceptedTokenCount > 0 && advance.acceptedTokenIds == nullptr) {
+            throw broken("acceptedTokenIds is null with acceptedTokenCount " +
+                         std::to_string(advance.acceptedTokenCount) + ", expected an array");
         }
         mTokens.insert(mTokens.end(), advance.acceptedTokenIds, advance.acceptedTokenIds + advance.acceptedTokenCount);
         mOffsets.push_back(static_cast<int64_t>(mTokens.size()));
@@ -264,8 +277,10 @@ inline pc_advance ContextCacheCoordinator::flatten(std::vector<ContextCacheSeque
     out.committed = mCommitted.data();
     if (commonStateLengths != nullptr && !commonStateLengths->empty()) {
         if (commonStateLengths->size() != advances.size()) {
-            throw std::runtime_error("prefixcache: " + std::to_string(commonStateLengths->size()) +
-                                     " common state lengths for " + std::to_string(advances.size()) + " advances");
+            throw std::runtime_error(std::string("prefixcache: ") + call + ": commonStateLengths has " +
+                                     std::to_string(commonStateLengths->size()) +
+                                     " entries, expected one for each of " + std::to_string(advances.size()) +
+                                     " advances");
         }
         out.common = commonStateLengths->data();
     }
@@ -276,7 +291,7 @@ inline ContextCacheCoordinatorStatus ContextCacheCoordinator::finalizePrefillPub
     RequestHandle& request, std::vector<ContextCacheSequenceAdvance> const& advances,
     std::vector<int32_t> const* commonStateLengths) {
     auto& impl = owned(request, "finalizePrefillPublication");
-    pc_advance const advance = flatten(advances, commonStateLengths);
+    pc_advance const advance = flatten("finalizePrefillPublication", advances, commonStateLengths);
     auto work = detail::sized<pc_work>();
     return complete(impl, mApi.context_finalize_prefill(mContext, impl.handle, &advance, &work), work);
 }
@@ -291,7 +306,7 @@ inline ContextCacheCoordinatorStatus ContextCacheCoordinator::completeDecodeStep
     RequestHandle& request, std::vector<ContextCacheSequenceAdvance> const& advances,
     std::vector<int32_t> const& publishableCompletedSlots, std::vector<int32_t> const* commonStateLengths) {
     auto& impl = owned(request, "completeDecodeStep");
-    pc_advance advance = flatten(advances, commonStateLengths);
+    pc_advance advance = flatten("completeDecodeStep", advances, commonStateLengths);
     advance.publish = publishableCompletedSlots.data();
     advance.num_publish = publishableCompletedSlots.size();
     auto work = detail::sized<pc_work>();
@@ -308,10 +323,18 @@ inline ContextCacheCoordinatorStatus ContextCacheCoordinator::beginBatchCompacti
                                                                                    Tensor& deviceBatchMapping) {
     auto& impl = owned(request, "beginBatchCompaction");
     std::vector<int64_t> shape{static_cast<int64_t>(oldToNew.size())};
-    if (deviceBatchMapping.dataType() != DataType::kInt32 || !deviceBatchMapping.fits(shape) ||
-        (deviceBatchMapping.rawPointer() == nullptr && !oldToNew.empty())) {
-        throw std::runtime_error("prefixcache: beginBatchCompaction: the mapping tensor cannot take " +
-                                 std::to_string(oldToNew.size()) + " int32 values");
+    auto const count = std::to_string(oldToNew.size());
+    std::string wrong;
+    if (deviceBatchMapping.dataType() != DataType::kInt32) {
+        wrong = "elements of DataType " + std::to_string(static_cast<int>(deviceBatchMapping.dataType())) +
+                ", expected kInt32 (5)";
+    } else if (deviceBatchMapping.rawPointer() == nullptr && !oldToNew.empty()) {
+        wrong = "a null address, expected room for " + count + " elements";
+    } else if (!deviceBatchMapping.fits(shape)) {
+        wrong = "room for " + std::to_string(deviceBatchMapping.capacity()) + " elements, expected at least " + count;
+    }
+    if (!wrong.empty()) {
+        throw std::runtime_error("prefixcache: beginBatchCompaction: deviceBatchMapping has " + wrong);
     }
     std::vector<int32_t> mapping = oldToNew;
     auto work = detail::sized<pc_work>();

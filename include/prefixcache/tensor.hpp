@@ -67,8 +67,12 @@ class Tensor {
     /// @throws std::runtime_error if the memory is too small; the shape is unchanged then
     void reshape(std::vector<int64_t> shape) {
         if (!fits(shape)) {
-            throw std::runtime_error("prefixcache: a tensor of " + std::to_string(mCapacity) +
-                                     " elements cannot take the shape: it has no room, or a negative dimension");
+            std::string text;
+            for (int64_t const dimension : shape) {
+                text += (text.empty() ? "" : ", ") + std::to_string(dimension);
+            }
+            throw std::runtime_error("prefixcache: shape is [" + text + "], expected at most " +
+                                     std::to_string(mCapacity) + " elements, the capacity, and no negative dimension");
         }
         mShape = std::move(shape);
     }

@@ -129,6 +129,7 @@ def test_version_names_and_table(lib):
     assert lib.pc_get_api(1) is not None and lib.pc_get_api(2) is not None
     for version in (0, 999):
         assert lib.pc_get_api(version) is None
+        assert lib.pc_last_error().decode().startswith(f"version: {version}, expected 1 to {lib.pc_abi_version()}: ")
         assert "version" in error(lib)
 
 

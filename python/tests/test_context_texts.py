@@ -9,7 +9,7 @@ import ctypes
 import re
 
 import pytest
-from abi_context import BAD_HANDLE, OK, REQUEST_FAILED, WRONG_STATE, World
+from abi_context import BAD_HANDLE, INVALID, OK, REQUEST_FAILED, UNSUPPORTED, WRONG_STATE, World
 
 from prefixcache.context import (
     BlockKeyExtras,
@@ -137,3 +137,54 @@ def test_the_number_of_a_lease_is_the_handle_that_was_given(world):
         _, second, _ = acquired(world, manager, 9)
         assert second.value != handle
         assert f"lease {second.value:#x}:" in manager.dump()
+
+
+# ------------------------------------------- names of the header, values, expectations
+
+TEXTS = [
+    ("manager_publish", {"resident": 3}, "resident is 3, which holds no full block; expected at least 4"),
+    ("manager_publish_keys", {"resident": 3}, "resident is 3, which holds no full block; expected at least 4"),
+    ("manager_publish_keys", {"num_keys": 0}, "keys reach block 0; expected that of block 0 at least, to publish one"),
+    ("manager_set_quota", {"quota": 1001}, "quota: 1001, expected 0 to 1000 per mille"),
+]
+
+
+@pytest.mark.parametrize("name, wrong, says", TEXTS, ids=[f"{n}-{next(iter(w))}" for n, w, _ in TEXTS])
+def test_an_argument_is_named_with_its_value_and_what_was_expected(world, name, wrong, says):
+    world.refused(name, world.good(name), INVALID, f"^{re.escape(says)}$", **wrong)
+
+
+@pytest.mark.parametrize("name, argument, least", [
+    ("manager_create", "options", 64),
+    ("context_create", "options", None),
+    ("manager_get_stats", "stats", 8),
+    ("manager_publish", "publication", None),
+])  # fmt: skip
+def test_the_size_of_a_struct_is_that_of_the_header(world, name, argument, least):
+    values = world.good(name)
+    size = ctypes.sizeof(values[argument])
+    values[argument].struct_size = 4
+    assert world.call(name, values) == UNSUPPORTED
+    text = re.fullmatch(
+        rf"{argument}\.struct_size: 4, expected {size} \(sizeof the struct in prefixcache\.h; at least (\d+)\)",
+        world.error(),
+    )
+    assert text, world.error()
+    assert int(text[1]) <= size and least in (None, int(text[1]))
+
+
+def test_extras_have_a_text_for_each_field(world):
+    values = world.good("manager_acquire")
+    for field, says in (("present", r"^extras\.present: 0x40, expected only PC_EXTRA_ bits \(0xf\)$"),
+                        ("reserved0", r"^extras\.reserved0: 64, expected 0 \(reserved\)$")):  # fmt: skip
+        extras = ctypes.pointer(_abi.Extras(**{field: 0x40}))
+        world.keep.append(extras)
+        values["sequence"].extras = extras
+        world.refused("manager_acquire", values, UNSUPPORTED, says)
+
+
+@pytest.mark.parametrize("field", ["max_batch", "row_width", "num_pages"])
+def test_a_page_table_has_the_names_of_its_options(world, field):
+    values = world.good("table_create")
+    setattr(values["options"], field, 0)
+    world.refused("table_create", values, INVALID, f"^page table: {field} is 0, expected > 0$")
