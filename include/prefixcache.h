@@ -388,7 +388,8 @@ typedef struct pc_omni_rows {
 typedef struct pc_omni_save_args {
     uint32_t struct_size;     /* in: sizeof(pc_omni_save_args) */
     uint32_t flags;           /* 0 */
-    uint64_t stream;          /* cudaStream_t of the producer when rows are on a device; else 0 */
+    uint64_t stream;          /* cudaStream_t of the producer when rows are on a device: 0 is CUDA's legacy
+                                 default stream, not "none". Without such rows it is not looked at */
     const uint64_t *requests; /* the batch, in the order of its rows */
     const int64_t *counts;    /* new rows of each request, >= 0 */
     uint64_t num_requests;
@@ -1251,7 +1252,7 @@ PC_API pc_status pc_table_compact_rows(pc_handle table, const int32_t *old_to_ne
 
 /*
  * Copy the changed rows to the device, in order on the stream.
- *   stream    cudaStream_t; ignored without a GPU
+ *   stream    cudaStream_t, 0 being CUDA's legacy default stream; ignored without a GPU
  *   uploaded  out: 1 when something was enqueued, 0 when nothing had changed; may be null
  * Returns PC_OK, PC_ERROR_BUSY, PC_ERROR_DEVICE, PC_ERROR_INTERNAL (an invariant is
  * broken).
@@ -1397,7 +1398,8 @@ typedef struct pc_context_options {
                                  come: checked, at most a page, and without effect in this version */
     int64_t recurrent_budget; /* bytes for recurrent snapshots; hybrid kinds: at least one */
     int64_t partial_budget;   /* bytes for partial pages; hybrid: at least one */
-    uint64_t stream;          /* cudaStream_t that orders all device work; any number without a GPU. With
+    uint64_t stream;          /* cudaStream_t that orders all device work, 0 being CUDA's legacy default
+                                 stream; any number without a GPU. With
                                  CU_STREAM_PER_THREAD the steps belong to the creating thread */
     pc_cache_resources base;
     pc_cache_resources draft; /* EAGLE; else all zero */
