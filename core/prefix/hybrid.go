@@ -20,7 +20,7 @@ func (m *Manager) Reserve(id LeaseID, needPartial bool) (Reservation, bool, erro
 		return none, false, err
 	}
 	if needPartial && !l.attention {
-		return none, false, status.New(status.InvalidArgument, "needPartial is true, expected false for a pure recurrent lease")
+		return none, false, status.New(status.InvalidArgument, "need_partial is 1, expected 0 for a pure recurrent lease")
 	}
 	d := Demand{RecurrentSlots: 1}
 	if needPartial {

@@ -42,7 +42,7 @@ func (m *Manager) checkRequest(req *AcquireRequest) error {
 	case req.TokenCount < 0 || int64(req.TokenCount) > maxTokens:
 		return status.New(status.InvalidArgument, "TokenCount is %d, expected 0..%d", req.TokenCount, maxTokens)
 	case len(req.Keys) > req.TokenCount/p:
-		return status.New(status.InvalidArgument, "Keys has %d entries, expected at most the %d full blocks of %d tokens",
+		return status.New(status.InvalidArgument, "sequence.num_keys is %d, expected at most %d, the full blocks of %d tokens",
 			len(req.Keys), req.TokenCount/p, req.TokenCount)
 	}
 	return nil

@@ -50,7 +50,7 @@ func (m *Manager) PublishKeys(id LeaseID, first int, keys []Hash128, resident in
 func (m *Manager) checkPublish(l *lease, c, known, resident int) error {
 	switch {
 	case l.mode == Hybrid:
-		return status.New(status.WrongState, "Publish on a hybrid lease; use PublishHybrid") // C-63
+		return status.New(status.WrongState, "publish of a hybrid lease, expected publish_hybrid") // C-63
 	case resident < 0:
 		return status.New(status.InvalidArgument, "resident is %d, expected >= 0", resident)
 	case resident < m.cfg.PageTokens:

@@ -438,6 +438,17 @@ def test_a_refused_save_leaves_no_trace(lib, cache, what):
     assert again.args.step == 2
 
 
+def test_a_stream_is_looked_at_for_rows_on_a_device_only(lib, cache):
+    """As the header has it: a host may always say its stream. An event would promise an order that is not kept."""
+    _, key = open_key(lib, cache)
+    step = Step(key, [0])
+    step.args.stream = 5
+    assert lib.pc_omni_save(cache, byref(step.args)) == OK, error(lib)
+    step.args.event = 5
+    assert lib.pc_omni_save(cache, byref(step.args)) == INVALID
+    assert "event" in error(lib)
+
+
 def test_the_same_key_or_request_twice(lib, cache):
     _, key = open_key(lib, cache)
     step = Step(key, [0, 1])

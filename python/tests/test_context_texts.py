@@ -9,7 +9,7 @@ import ctypes
 import re
 
 import pytest
-from abi_context import BAD_HANDLE, INVALID, OK, REQUEST_FAILED, UNSUPPORTED, WRONG_STATE, World
+from abi_context import BAD_HANDLE, INVALID, OK, REQUEST_FAILED, UNSUPPORTED, WRONG_STATE, World, hashes
 
 from prefixcache.context import (
     BlockKeyExtras,
@@ -188,3 +188,36 @@ def test_a_page_table_has_the_names_of_its_options(world, field):
     values = world.good("table_create")
     setattr(values["options"], field, 0)
     world.refused("table_create", values, INVALID, f"^page table: {field} is 0, expected > 0$")
+
+
+def test_a_call_for_another_kind_of_lease_names_the_one_that_is_meant(world):
+    manager = ContextCacheManager(base_pages=4, recurrent_slots=2, partial_slots=2, tokens_per_page=8)
+    with manager, manager.acquire(list(range(9)), ReusePlanMode.HYBRID).lease as lease:
+        assert world.lib.manager_publish(manager.handle, lease.handle, 8, None) == WRONG_STATE
+        assert world.error() == "publish of a hybrid lease, expected publish_hybrid"
+    slots = ctypes.c_int32(), ctypes.c_int32()
+    manager = ContextCacheManager(base_pages=0, recurrent_slots=2, tokens_per_page=8)
+    with manager, manager.acquire(list(range(9)), ReusePlanMode.HYBRID).lease as lease:
+        assert world.lib.manager_reserve(manager.handle, lease.handle, 1, *map(ctypes.byref, slots)) == INVALID
+        assert world.error() == "need_partial is 1, expected 0 for a pure recurrent lease"
+
+
+def test_keys_beyond_the_full_blocks_are_named(world):
+    manager = world.keyed()
+    sequence = world.sequence(keys=hashes(1, 2, 3), num_keys=3, num_tokens=10)
+    plan, lease = _abi.sized(_abi.Plan), ctypes.c_uint64(5)
+    arguments = (
+        manager.handle,
+        0,
+        0,
+        ctypes.byref(sequence),
+        ctypes.byref(plan),
+        None,
+        0,
+        None,
+        0,
+        ctypes.byref(lease),
+    )
+    assert world.lib.manager_acquire(*arguments) == INVALID
+    assert world.error() == "sequence.num_keys is 3, expected at most 2, the full blocks of 10 tokens"
+    assert lease.value == 5
