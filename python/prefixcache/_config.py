@@ -22,6 +22,24 @@ _MAX_THREADS = 64
 _NO_WAIT = -1  # claim_timeout_ns below zero: fail at once instead of waiting
 _MAX_TIMEOUT_NS = 1 << 62
 _MAX_SIZE = (1 << 62) - 1
+# The library's own limits; zero, which means "default" to it, is none of ours.
+_LIMITS = {
+    "num_blocks": (1 << 31) - 1,
+    "block_size": (1 << 31) - 1,
+    "staging_depth": 4096,
+    "staging_capacity_tokens": 1 << 28,
+}
+
+
+def truth(name: str, value: Any, expected: str = "True or False") -> bool:
+    """``value`` as a bool; only what equals one, since a text that says no would be true."""
+    try:
+        for answer in (False, True):
+            if value == answer:
+                return answer
+    except (TypeError, ValueError, RuntimeError):  # an array of several
+        pass
+    raise PrefixCacheArgumentError(f"{name} is {value!r}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -38,7 +56,7 @@ class PrefixCacheConfig:
     block_size: int
     # Cap on bytes that were saved and are not in the cache yet: host memory, since no
     # row waits on a device. Lower saves memory and makes deferred keys write earlier;
-    # a single larger step is still admitted.
+    # a single larger step is still admitted, so with 0 or less one step at a time is.
     gpu_staging_bytes: int = 512 << 20
     # Steps that may be saved and not yet consumed. One more save waits.
     staging_depth: int = 4
@@ -46,7 +64,7 @@ class PrefixCacheConfig:
     staging_capacity_tokens: int = 1024
     # Bound of every wait but one for work on a device, in seconds. 0 or less: do not wait.
     staging_claim_timeout_s: float = 30.0
-    # Largest single copy of deferred rows to their slots.
+    # Largest single copy of deferred rows to their slots. 0 or less: the smallest there is.
     copy_chunk_bytes: int = 16 << 20
     # Memory of all keys together that is made present before rows need it, in the
     # background: the first row in fresh memory costs some hundred microseconds.
@@ -100,22 +118,13 @@ class PrefixCacheConfig:
 
         Raises PrefixCacheArgumentError for a value that cannot be meant.
         """
-        for name in ("num_blocks", "block_size", "staging_depth", "staging_capacity_tokens"):
-            if not 1 <= self._integer(name) <= _MAX_SIZE:
-                raise PrefixCacheArgumentError(
-                    f"PrefixCacheConfig.{name} is {getattr(self, name)}, expected 1 or more (and below 2^62)"
-                )
-        try:
-            timeout = float(self.staging_claim_timeout_s)
-        except (TypeError, ValueError, OverflowError):
-            timeout = math.nan
-        if timeout != timeout:
-            raise PrefixCacheArgumentError(
-                f"PrefixCacheConfig.staging_claim_timeout_s is {self.staging_claim_timeout_s!r}, expected seconds"
-            )
+        for name, limit in _LIMITS.items():
+            self._within(name, 1, limit)
+        timeout = self._timeout()
+        zero = truth("PrefixCacheConfig.zero_on_release", self.zero_on_release)
         options = _ffi.OmniOptions()
         options.struct_size = ctypes.sizeof(options)
-        options.flags = (_ffi.OMNI_EAGER if eager else 0) | (_ffi.OMNI_ZERO_ON_RELEASE if self.zero_on_release else 0)
+        options.flags = (_ffi.OMNI_EAGER if eager else 0) | (_ffi.OMNI_ZERO_ON_RELEASE if zero else 0)
         options.num_blocks = int(self.num_blocks)
         options.block_size = int(self.block_size)
         # A cap of nothing still admits one step at a time, which 1 byte expresses.
@@ -124,7 +133,7 @@ class PrefixCacheConfig:
         options.staging_capacity_tokens = int(self.staging_capacity_tokens)
         options.claim_timeout_ns = max(1, int(min(timeout * 1e9, _MAX_TIMEOUT_NS))) if timeout > 0 else _NO_WAIT
         options.copy_chunk_bytes = min(max(1, self._integer("copy_chunk_bytes")), _MAX_SIZE)
-        options.warm_bytes = min(max(0, self._integer("warm_bytes")), _MAX_SIZE)
+        options.warm_bytes = self._within("warm_bytes", 0, _MAX_SIZE)
         options.copy_threads = self._copy_threads()
         return options
 
@@ -137,6 +146,24 @@ class PrefixCacheConfig:
         if not 0 <= threads <= _MAX_THREADS:
             raise PrefixCacheArgumentError(f"{name} is {given}, expected 0 to {_MAX_THREADS}")
         return threads
+
+    def _timeout(self) -> float:
+        given = self.staging_claim_timeout_s
+        try:
+            timeout = math.nan if isinstance(given, str | bytes | bytearray) else float(given)
+        except (TypeError, ValueError, OverflowError):
+            timeout = math.nan
+        if timeout != timeout:
+            raise PrefixCacheArgumentError(
+                f"PrefixCacheConfig.staging_claim_timeout_s is {given!r}, expected seconds as a number"
+            )
+        return timeout
+
+    def _within(self, name: str, low: int, high: int) -> int:
+        number = self._integer(name)
+        if not low <= number <= high:
+            raise PrefixCacheArgumentError(f"PrefixCacheConfig.{name} is {number}, expected {low} to {high}")
+        return number
 
     def _integer(self, name: str) -> int:
         value = getattr(self, name)

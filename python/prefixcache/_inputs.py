@@ -27,8 +27,21 @@ def token_count(value: Any, what: str, *names: object) -> int:
     return n
 
 
+def token_counts(scheduled: Mapping[Any, Any]) -> dict[Any, int]:
+    """``num_scheduled_tokens`` with plain integers, none below zero."""
+    what = "num_scheduled_tokens[{!r}]"
+    counts = {r: token_count(n, what, r) for r, n in scheduled.items()}
+    if counts and min(counts.values()) < 0:
+        r, n = next((r, n) for r, n in counts.items() if n < 0)
+        raise PrefixCacheArgumentError(f"{what.format(r)} is {n}, expected 0 or more")
+    return counts
+
+
 def step_counts(unpadded: Any, padded: Any) -> tuple[int, int]:
-    """The two counts of a step as integers; without a padded one they are equal."""
+    """The two counts of a step as integers; without a padded one they are equal.
+
+    A padded one below the other says, as in the original, that nothing was padded.
+    """
     n = token_count(unpadded, "num_tokens_unpadded")
     if n < 0:
         raise PrefixCacheArgumentError(f"num_tokens_unpadded is {n}, expected 0 or more")

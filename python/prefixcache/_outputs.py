@@ -54,7 +54,11 @@ def sort_outputs(
         elif hidden.layout is not torch.strided or hidden.is_nested:
             kind = "nested" if hidden.is_nested else hidden.layout
             raise PrefixCacheArgumentError(f"hidden_states is {kind}, expected a dense tensor")
-        rows = hidden.shape[0] if hidden.dim() >= 2 else 0
+        if hidden.dim() < 2:
+            raise OmniPrefixCacheUnmatchError(
+                f"hidden_states has shape {tuple(hidden.shape)}, expected (rows, width) with {n} rows or more"
+            )
+        rows = hidden.shape[0]
         if rows < n:
             raise OmniPrefixCacheUnmatchError(f"hidden_states has {rows} rows, need {n}")
         key = match(HIDDEN_KEY, hidden, n, rows, False)

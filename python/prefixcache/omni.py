@@ -29,13 +29,15 @@ import torch
 from prefixcache._batch import BatchLayout, RowPlan
 from prefixcache._buffers import allocate
 from prefixcache._cache import Arrival, OmniCache
-from prefixcache._config import HIDDEN_KEY, ModelCachePolicy, PrefixCacheConfig, StageCacheOutputs
+from prefixcache._config import HIDDEN_KEY, ModelCachePolicy, PrefixCacheConfig, StageCacheOutputs, truth
 from prefixcache._device import default_eager, event_number
 from prefixcache._errors import (
+    WRONG_STATE,
     OmniPrefixCacheStagingTimeoutError,
     OmniPrefixCacheUnmatchError,
     PrefixCacheArgumentError,
     PrefixCacheError,
+    error_of,
 )
 from prefixcache._inputs import (
     MAX_COUNT,
@@ -46,10 +48,12 @@ from prefixcache._inputs import (
     slot_array,
     step_counts,
     token_count,
+    token_counts,
     unhashable,
 )
 from prefixcache._outputs import Repeat, place_rows, sort_outputs
 from prefixcache._rows import Key, KeyTable
+from prefixcache._staying import Staying
 from prefixcache._step import StepContext
 
 __all__ = [
@@ -74,7 +78,7 @@ class GroupView(Protocol):
         """KV slot of every new token, int64, concatenated in the order of ``req_ids``."""
 
 
-class OmniPrefixCacheManager:
+class OmniPrefixCacheManager(Staying):
     """Rows of one engine's stage outputs, addressed by KV slot.
 
     config: sizes; ``num_blocks`` and ``block_size`` must be the scheduler's.
@@ -87,7 +91,7 @@ class OmniPrefixCacheManager:
 
     def __init__(self, config: PrefixCacheConfig, view: GroupView, *, eager: bool | None = None) -> None:
         config = PrefixCacheConfig.of(config)
-        self._eager = default_eager() if eager is None else bool(eager)
+        self._eager = default_eager() if eager is None else truth("eager", eager, "True, False or None")
         options = config.options(self._eager)
         if not (hasattr(view, "batch_req_ids") and hasattr(view, "step_slots_cpu")):
             raise PrefixCacheArgumentError(f"view is {view!r}, expected batch_req_ids and step_slots_cpu")
@@ -120,9 +124,16 @@ class OmniPrefixCacheManager:
     def register_policy(self, policy: ModelCachePolicy) -> None:
         """Set what the model wants cached. Model load only, before the first step.
 
-        Raises PrefixCacheError once a step was saved.
+        Raises PrefixCacheError for another policy once a step was saved: keys that are open
+        keep their schedule.
         """
         policy = ModelCachePolicy.of(policy)
+        if policy.deferred_keys != self._policy.deferred_keys and (saved := self._cache.stats()["steps_saved"]):
+            raise error_of(
+                WRONG_STATE,
+                f"policy.deferred_keys is {sorted(policy.deferred_keys, key=str)} after {saved} saved steps,"
+                f" expected {sorted(self._policy.deferred_keys, key=str)}, as before the first",
+            )
         self._cache.set_policy(policy.needs_full_hidden_states)
         self._policy = policy
         self._repeat = None
@@ -160,7 +171,7 @@ class OmniPrefixCacheManager:
         try:
             changed = scheduled != self._scheduled
             if changed:  # checked before the library takes anything in
-                tokens = {r: token_count(n, "num_scheduled_tokens[{!r}]", r) for r, n in scheduled.items()}
+                tokens = token_counts(scheduled)
             if finished or arrivals:
                 self._begin_with(finished or (), arrivals or ())
             else:
@@ -215,7 +226,8 @@ class OmniPrefixCacheManager:
         hidden_states: (rows >= num_tokens_unpadded, width...), or None.
         mm_outputs: name -> value. Tensors of two dimensions or more whose first is the
         number of scheduled tokens (or the padded number) are cached; everything else is
-        kept for this step's ``materialize`` alone.
+        kept for this step's ``materialize`` alone. A padded number of no more than the
+        other says that nothing was padded.
         event: behind which outputs on a CUDA device are ready, when another stream than the
         current one computes them: a recorded torch.cuda.Event, an object with ``cuda_event``,
         or a cudaEvent_t as a number. The current stream waits for it, this thread does not.

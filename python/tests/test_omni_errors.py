@@ -73,11 +73,18 @@ def test_slot_mapping_covers_another_number_than_the_counts(host):
         host.manager.save_outputs(torch.zeros(3, 6), None, num_tokens_unpadded=3, num_tokens_padded=3)
 
 
-@pytest.mark.parametrize(("hidden", "have"), [(torch.zeros(1, 6), 1), (torch.zeros(12), 0), (torch.tensor(1.0), 0)])
-def test_hidden_states_has(host, hidden, have):
+@pytest.mark.parametrize(
+    ("hidden", "text"),
+    [
+        (torch.zeros(1, 6), "1 rows, need 2"),
+        (torch.zeros(12), r"shape \(12,\), expected \(rows, width\) with 2 rows or more"),
+        (torch.tensor(1.0), r"shape \(\), expected \(rows, width\) with 2 rows or more"),
+    ],
+)
+def test_hidden_states_has(host, hidden, text):
     host.arrive("A", [0])
     host.begin({"A": 2})
-    with pytest.raises(OmniPrefixCacheUnmatchError, match=f"hidden_states has {have} rows, need 2"):
+    with pytest.raises(OmniPrefixCacheUnmatchError, match=f"hidden_states has {text}"):
         host.save(hidden=hidden)
 
 
@@ -201,6 +208,21 @@ def test_policy_after_the_first_step(host):
     host.go({"A": 1})
     with pytest.raises(PrefixCacheError):
         host.manager.register_policy(ModelCachePolicy(False))
+
+
+def test_deferred_keys_after_the_first_step(make_host):
+    """A key that is open keeps its schedule, so another set would be taken and have no effect."""
+    host = make_host(policy=ModelCachePolicy(deferred_keys=frozenset({"d"})))
+    host.arrive("A", [0])
+    host.go({"A": 1}, ("d", "k"))
+    for keys in (frozenset(), {"k"}, {"d", "k"}):
+        with pytest.raises(PrefixCacheError, match=r"deferred_keys is .* after 1 saved steps, expected \['d'\]"):
+            host.manager.register_policy(ModelCachePolicy(deferred_keys=keys))
+    with pytest.raises(PrefixCacheError, match="after 1 saved steps"):
+        host.manager.register_policy(ModelCachePolicy(False, frozenset({"d"})))
+    host.manager.register_policy(ModelCachePolicy(deferred_keys={"d"}))  # the same, of another type
+    host.go({"A": 1}, ("d", "k"))
+    assert host.manager.stats()["pending_writes"] == 1
 
 
 def test_negative_count(host):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +16,8 @@ import pytest
 import torch
 from omni_host import Host, rows, same
 
-from prefixcache import PrefixCacheArgumentError, PrefixCacheError
+from prefixcache import PrefixCacheArgumentError, PrefixCacheError, _ffi
+from prefixcache._config import _LIMITS
 from prefixcache.omni import ModelCachePolicy, OmniPrefixCacheUnmatchError, PrefixCacheConfig
 
 DTYPES = [
@@ -196,14 +200,20 @@ def test_a_batch_with_one_request_twice_is_refused(host):
         host.manager.save_outputs(torch.zeros(2, 6), None, num_tokens_unpadded=2, num_tokens_padded=2)
 
 
-def test_a_negative_count_is_refused(host):
+def test_a_negative_count_is_refused_before_anything_is_taken_in(host):
     host.arrive("A", [0])
     host.arrive("B", [1])
-    host.begin({"A": 3, "B": -1})
-    host.view.batch = ["A", "B"]
-    host.view.step_slots_cpu = lambda *_: torch.arange(2)
-    with pytest.raises(PrefixCacheError, match="-1"):
-        host.manager.save_outputs(torch.zeros(2, 6), None, num_tokens_unpadded=2, num_tokens_padded=2)
+    with pytest.raises(PrefixCacheArgumentError, match=r"num_scheduled_tokens\['B'\] is -1, expected 0 or more"):
+        host.begin({"A": 3, "B": -1})
+    assert host.manager.stats()["live_requests"] == 0
+    assert same(host.go({"A": 3, "B": 1}).hidden_states["B"], rows("B", 0, 1))
+
+
+def test_a_negative_number_of_computed_tokens_is_no_hit(host):
+    """As in the original, which asks whether it is above zero."""
+    host.arrive("A", [0])
+    host._arrivals[0].num_computed_tokens = -4
+    assert same(host.go({"A": 2}).hidden_states["A"], rows("A", 0, 2))
 
 
 def test_ids_asked_for_may_be_any_sequence(host):
@@ -376,6 +386,84 @@ def test_key_names(host, name):
 def test_sizes_that_cannot_be_meant(settings):
     with pytest.raises(PrefixCacheArgumentError):
         Host(**settings)
+
+
+def test_limits_in_error_texts_are_those_of_the_library():
+    for name, limit in _LIMITS.items():
+        config = PrefixCacheConfig(**{"num_blocks": 1, "block_size": 1, name: limit + 1})
+        with pytest.raises(PrefixCacheArgumentError) as ours:
+            config.options(eager=True)
+        assert str(ours.value) == f"PrefixCacheConfig.{name} is {limit + 1}, expected 1 to {limit}"
+        options = PrefixCacheConfig(num_blocks=1, block_size=1).options(eager=True)
+        setattr(options, name, limit + 1)
+        library = _ffi.load()
+        with pytest.raises(PrefixCacheArgumentError) as theirs:
+            library.check(library.omni_create(options, ctypes.c_uint64()))
+        # Zero is the default of some to the library, and to none of the fields here.
+        assert str(ours.value) == f"PrefixCacheConfig.{theirs.value}".removesuffix(", or 0 for the default")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("warm_bytes", -1, "0 to "),
+        ("warm_bytes", 1 << 70, "0 to "),
+        ("zero_on_release", "no", "True or False"),
+        ("zero_on_release", 2, "True or False"),
+        ("zero_on_release", None, "True or False"),
+        ("staging_claim_timeout_s", "30", "seconds"),
+        ("staging_claim_timeout_s", b"30", "seconds"),
+        ("copy_threads", 65, "0 to 64"),
+    ],
+)
+def test_settings_that_cannot_be_meant(name, value, expected):
+    with pytest.raises(PrefixCacheArgumentError) as e:
+        Host(**{name: value})
+    assert str(e.value).startswith(f"PrefixCacheConfig.{name} is {value!r}, expected {expected}")
+
+
+@pytest.mark.parametrize("eager", ["yes", "no", 2, [True]])
+def test_eager_is_a_truth_value(eager):
+    with pytest.raises(PrefixCacheArgumentError, match=r"^eager is .*, expected True, False or None$"):
+        Host(eager=eager)
+
+
+@pytest.mark.parametrize("yes", [True, 1, np.bool_(True)])
+def test_truth_values_of_other_types(yes):
+    host = Host(eager=yes, zero_on_release=yes)
+    assert host.manager._eager is True
+    host.manager.shutdown()
+
+
+@pytest.mark.parametrize("cap", [0, -5])
+@pytest.mark.parametrize("name", ["gpu_staging_bytes", "copy_chunk_bytes"])
+def test_no_bytes_or_less_are_taken_as_in_the_original(make_host, name, cap):
+    """Which never checks: a step is admitted when nothing else waits, whatever the cap."""
+    host = make_host(policy=ModelCachePolicy(deferred_keys=frozenset({"d"})), **{name: cap})
+    host.arrive("A", [0, 1])
+    for _ in range(3):
+        host.go({"A": 2}, ("d",))
+    if name == "gpu_staging_bytes":
+        assert host.manager.stats()["flushes"] > 0
+
+
+@pytest.mark.parametrize("padded", [-7, 0, 1])
+def test_a_padded_number_below_that_of_the_tokens_is_no_padding(host, padded):
+    """As in the original, where no tensor has so few rows."""
+    host.arrive("A", [0])
+    host.begin({"A": 2})
+    host.view.batch = ["A"]
+    outputs = {"k": host.outputs("k"), "one": torch.zeros(1, 6)}
+    step = host.manager.save_outputs(host.outputs(), outputs, num_tokens_unpadded=2, num_tokens_padded=padded)
+    out = host.read(step, "A").mm_outputs
+    assert same(out["k"]["A"], rows("A", 0, 2, "k"))
+    assert same(out["one"]["A"], torch.zeros(1, 6))
+
+
+@pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+def test_a_manager_stays_in_its_process(host, make):
+    with pytest.raises(TypeError, match=r"^OmniPrefixCacheManager cannot be pickled or copied: .* make one in each"):
+        make(host.manager)
 
 
 def test_config_from_vllm():
