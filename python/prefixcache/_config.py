@@ -13,6 +13,7 @@ import torch
 
 from prefixcache import _ffi
 from prefixcache._errors import PrefixCacheArgumentError
+from prefixcache._values import truth_of
 
 # Reserved name of the hidden state; multimodal names are flat dotted strings.
 HIDDEN_KEY = "__hidden_states__"
@@ -32,14 +33,11 @@ _LIMITS = {
 
 
 def truth(name: str, value: Any, expected: str = "True or False") -> bool:
-    """``value`` as a bool; only what equals one, since a text that says no would be true."""
-    try:
-        for answer in (False, True):
-            if value == answer:
-                return answer
-    except (TypeError, ValueError, RuntimeError):  # an array of several
-        pass
-    raise PrefixCacheArgumentError(f"{name} is {value!r}, expected {expected}")
+    """``value`` as a bool. Raises PrefixCacheArgumentError for what equals none."""
+    answer = truth_of(value)
+    if answer is None:
+        raise PrefixCacheArgumentError(f"{name} is {value!r}, expected {expected}")
+    return answer
 
 
 @dataclass(frozen=True)

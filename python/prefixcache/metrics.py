@@ -12,6 +12,7 @@ from typing import Any
 
 from prefixcache import _ffi
 from prefixcache._errors import PrefixCacheArgumentError
+from prefixcache._staying import closed
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -39,6 +40,8 @@ def prometheus_text(*caches: Any, labels: Mapping[str, str] | None = None) -> st
         handle = getattr(cache, "handle", None)
         if not isinstance(handle, int):
             raise PrefixCacheArgumentError(f"caches: {cache!r}, expected an omni manager, a coordinator or a manager")
+        if not handle:
+            raise closed(cache, "caches")
         source.cache, source.labels, source.num_labels = handle, packed, len(packed)
     library, size = _ffi.load(), ctypes.c_uint64(1 << 14)
     while True:

@@ -73,6 +73,28 @@ def test_token_ids_of_any_kind_are_the_same_prompt(make):
 
 
 @pytest.mark.parametrize(
+    ("given", "shape"),
+    [
+        (np.zeros((2, 4), np.int32), r"\(2, 4\)"),
+        (np.zeros((2, 1), np.int64), r"\(2, 1\)"),
+        (np.zeros((), np.int32), r"\(\)"),
+        (memoryview(bytes(16)).cast("i", (2, 2)), r"\(2, 2\)"),
+    ],
+    ids=["2-D", "column", "0-D", "memoryview"],
+)
+def test_token_ids_of_another_shape_name_it(given, shape):
+    with pytest.raises(PrefixCacheArgumentError, match=f"^token_ids: shape {shape}, expected one dimension"):
+        manager().acquire(given)
+
+
+def test_a_column_of_a_torch_tensor_is_no_prompt():
+    """Its rows are taken for integers by torch."""
+    torch = pytest.importorskip("torch")
+    with pytest.raises(PrefixCacheArgumentError, match=r"shape \(3, 1\)"):
+        manager().acquire(torch.ones(3, 1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
     "bad",
     [
         [1, 2**31],
@@ -340,6 +362,86 @@ def test_an_unconfigured_cache_does_not_come_up():
             make()
         assert e.value.status == -36, "the table is taken"
     make().close()
+
+
+@pytest.mark.parametrize("name", ["original_recency", "block_keys", "shorten_victims", "weak_hash", "zero_on_release"])
+def test_flags_of_a_manager_are_truth_values(name):
+    with pytest.raises(PrefixCacheArgumentError, match=f"^{name}: 'no', expected True or False"):
+        manager(**{name: "no"})
+    manager(**{name: np.bool_(True)}).close()
+
+
+@pytest.mark.parametrize(
+    "name", ["enabled", "original_recency", "shorten_victims", "host_memory", "weak_hash", "zero_on_release"]
+)
+def test_flags_of_a_coordinator_are_truth_values(name):
+    config = ContextCacheConfig(**{"enabled": True, name: "no"})
+    resources = ContextCachePhysicalResources(HostCacheManager(max_batch_size=1))
+    with pytest.raises(PrefixCacheArgumentError, match=rf"^config\.{name}: 'no', expected True or False"):
+        ContextCacheCoordinator(config, DeploymentConfig(ModelConfig()), Kind.PURE_RECURRENT, resources)
+
+
+def test_the_flag_of_a_table_is_a_truth_value():
+    with pytest.raises(PrefixCacheArgumentError, match=r"^host_memory: 'no', expected True or False"):
+        KVPageTable(2, 4, 16, host_memory="no")
+
+
+class Partial:
+    """A cache of a runtime that lacks one member."""
+
+    num_pages, max_batch_size, padded_capacity = 16, 2, 512
+
+    def __init__(self, without=""):
+        for name in ("reset_for_new_sequences", "compact_slot_state", "set_active_batch_size"):
+            if name != without:
+                setattr(self, name, lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("cache", "missing"),
+    [
+        (object(), "num_pages, max_batch_size, padded_capacity, reset_for_new_sequences"),
+        (None, "num_pages"),
+        (Partial("compact_slot_state"), "a HybridCacheManager, which has compact_slot_state$"),
+    ],
+)
+def test_resources_without_a_member_name_it(cache, missing):
+    deployment = DeploymentConfig(ModelConfig(max_batch_size=2))
+    resources = ContextCachePhysicalResources(cache, KVPageTable(2, 4, 16))
+    with pytest.raises(PrefixCacheArgumentError, match=rf"^resources\.base_cache: .*, expected .*{missing}"):
+        ContextCacheCoordinator(ContextCacheConfig(enabled=True), deployment, Kind.VANILLA, resources)
+
+
+def test_layers_are_asked_for_where_they_are_looked_at():
+    """Of a vanilla model nobody asks for them; those of a hybrid one name what they lack."""
+    deployment = DeploymentConfig(ModelConfig(max_batch_size=2))
+    table = KVPageTable(2, 4, 16)
+    ContextCacheCoordinator(
+        ContextCacheConfig(enabled=True), deployment, Kind.VANILLA, ContextCachePhysicalResources(Partial(), table)
+    ).close()
+
+    def hybrid(cache):
+        ContextCacheCoordinator(
+            ContextCacheConfig(enabled=True), deployment, Kind.HYBRID, ContextCachePhysicalResources(cache, table)
+        )
+
+    cache = Partial()
+    with pytest.raises(PrefixCacheArgumentError, match=r"which has attention_layers, recurrent_layers$"):
+        hybrid(cache)
+    cache.attention_layers, cache.recurrent_layers = (lambda: [AttentionShape(1, 2)]), list
+    with pytest.raises(PrefixCacheArgumentError, match=r"attention_layers\(\)\[0\]: .*, expected a.* k_base"):
+        hybrid(cache)
+    cache.attention_layers, cache.recurrent_layers = list, lambda: [STREAM]
+    with pytest.raises(PrefixCacheArgumentError, match=r"recurrent_layers\(\)\[0\]: .*, expected a.* state_base"):
+        hybrid(cache)
+
+
+@pytest.mark.parametrize("part", ["base", "draft", "spec"])
+def test_a_deployment_with_a_part_of_another_kind_names_it(part):
+    deployment = DeploymentConfig(**{"base": ModelConfig(max_batch_size=2), part: "x"})
+    resources = ContextCachePhysicalResources(Partial(), KVPageTable(2, 4, 16))
+    with pytest.raises(PrefixCacheArgumentError, match=rf"^deployment\.{part}: 'x', expected a (Model|Spec)Config"):
+        ContextCacheCoordinator(ContextCacheConfig(enabled=True), deployment, Kind.VANILLA, resources)
 
 
 def test_record_limit_zero_keeps_nothing():

@@ -15,6 +15,7 @@ from operator import index
 from typing import Any, TypeVar
 
 from prefixcache import PrefixCacheArgumentError
+from prefixcache._values import truth_of
 from prefixcache.context import _abi
 from prefixcache.context.types import (
     AdapterIdentity,
@@ -47,6 +48,9 @@ def integers(argument: str, values: Tokens, code: str = "i") -> array[int]:
         if view is not None and native:
             out.frombytes(view.tobytes())
         else:
+            shape = getattr(values, "shape", None)
+            if isinstance(shape, tuple) and len(shape) != 1:  # some rows of one are taken for integers
+                raise PrefixCacheArgumentError(f"{argument}: shape {tuple(shape)}, expected one dimension")
             out.extend(iter(values))
     except (TypeError, OverflowError) as e:
         raise PrefixCacheArgumentError(f"{argument}: {e}, expected integers of {8 * out.itemsize} bits") from e
@@ -57,6 +61,14 @@ def instance(argument: str, value: Any, kind: type[T]) -> T:
     """``value`` if it is of this class."""
     if not isinstance(value, kind):
         raise PrefixCacheArgumentError(f"{argument}: {value!r}, expected a {kind.__name__}")
+    return value
+
+
+def members(argument: str, value: T, kind: type, *names: str) -> T:
+    """``value`` if it has these of the members of ``kind``, which it need not be derived from."""
+    missing = ", ".join(name for name in names if not hasattr(value, name))
+    if missing:
+        raise PrefixCacheArgumentError(f"{argument}: {value!r}, expected a {kind.__name__}, which has {missing}")
     return value
 
 
@@ -78,8 +90,11 @@ def member(argument: str, value: Any, kind: type[E]) -> E:
 
 
 def flag(argument: str, value: Any) -> int:
-    """True or False, as 1 or 0."""
-    return integer(argument, value, 0, 1)
+    """True or False, of any type, as 1 or 0."""
+    answer = truth_of(value)
+    if answer is None:
+        raise PrefixCacheArgumentError(f"{argument}: {value!r}, expected True or False")
+    return int(answer)
 
 
 def integer(argument: str, value: int, low: int, high: int) -> int:

@@ -26,7 +26,7 @@ from prefixcache.context._arguments import (
     integers,
     uint64,
 )
-from prefixcache.context._closing import Closing
+from prefixcache.context._closing import Closing, Handle
 from prefixcache.context._options import ContextOptionsArgument
 from prefixcache.context._steps import StepLock
 from prefixcache.context.cache import ContextCachePhysicalResources, HybridCacheManager
@@ -54,7 +54,7 @@ StreamSynchronizer = Callable[[int], "int | None"]
 _stranded: list[object] = []
 
 
-class ContextCacheCoordinator(Closing):
+class ContextCacheCoordinator(Handle, Closing):
     """Order of calls for a request::
 
         begin_request -> prepare_prefill -> (prefill of each suffix) ->
@@ -356,9 +356,6 @@ class ContextCacheCoordinator(Closing):
         finally:
             self._library.context_abandon(self.handle, number, int(drained))
 
-    def _check(self, status: int) -> None:
-        self._library.check(status)
-
     def _status(self, code: int) -> Status:
         """An outcome as a status; everything else is raised."""
         if code in (Status.REQUEST_FAILED, Status.POISONED):
@@ -374,6 +371,7 @@ class ContextCacheCoordinator(Closing):
         memory that would go. Repeatable."""
         with self._steps.exclusive("close"):
             self._check(self._library.context_destroy(ctypes.byref(self._handle)))
+            self._manager._handle.value = 0  # went with it
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
@@ -384,6 +382,8 @@ class ContextCacheCoordinator(Closing):
             self._abandon(number)
         if self._library.context_destroy(ctypes.byref(handle)) != 0:
             _stranded.append(self._resources)
+        elif (view := getattr(self, "_manager", None)) is not None:
+            view._handle.value = 0
 
 
 def _int32_room(target: Any, count: int) -> tuple[int, object]:

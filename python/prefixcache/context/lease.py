@@ -6,6 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from prefixcache._staying import Staying
 from prefixcache.context import _abi
 from prefixcache.context.types import AcquireStatus, ReusePlan
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from prefixcache.context.manager import ContextCacheManager
 
 
-class CacheRequestLease:
+class CacheRequestLease(Staying):
     """What one sequence uses: shared pages first, private pages after them.
 
     A context manager: the end of the block releases it, and so does the last reference.
@@ -30,7 +31,7 @@ class CacheRequestLease:
 
     def valid(self) -> bool:
         """Whether it still holds anything."""
-        return self._handle.value != 0
+        return self._handle.value != 0 and self.manager.handle != 0
 
     def base_pages(self) -> list[int]:
         """Ids of its base pages in order: the shared ones, then its own."""
@@ -41,7 +42,10 @@ class CacheRequestLease:
         return self.manager._lease_pages(self, _abi.DRAFT)
 
     def release(self) -> None:
-        """Drops every page and slot that it owns; once it is empty, does nothing (C-64)."""
+        """Drops every page and slot that it owns; once it is empty, does nothing (C-64).
+
+        It is empty, too, once its manager is closed, which freed it.
+        """
         self.manager.release(self)
 
     def __enter__(self) -> CacheRequestLease:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from prefixcache._errors import BAD_HANDLE
 from prefixcache.context import _abi
 from prefixcache.context._arguments import (
     SequenceArgument,
@@ -80,10 +81,14 @@ class ContextCacheManager(ManagerView, Closing):
         ``weak_hash`` is for tests: every table lookup collides.
         """
         options = _abi.sized(_abi.ManagerOptions)
-        options.flags = (_abi.ORIGINAL_RECENCY if original_recency else 0) | (_abi.BLOCK_KEYS if block_keys else 0)
-        options.flags |= _abi.SHORTEN_VICTIMS if shorten_victims else 0
-        options.flags |= _abi.WEAK_HASH if weak_hash else 0
-        options.flags |= _abi.ZERO_ON_RELEASE if zero_on_release else 0
+        for bit, name, value in (
+            (_abi.ORIGINAL_RECENCY, "original_recency", original_recency),
+            (_abi.BLOCK_KEYS, "block_keys", block_keys),
+            (_abi.SHORTEN_VICTIMS, "shorten_victims", shorten_victims),
+            (_abi.WEAK_HASH, "weak_hash", weak_hash),
+            (_abi.ZERO_ON_RELEASE, "zero_on_release", zero_on_release),
+        ):
+            options.flags |= bit * flag(name, value)
         options.tenant_quota = integer("tenant_quota", tenant_quota, 0, 1000)
         options.tokens_per_page = integer("tokens_per_page", tokens_per_page, 1, 2**31 - 1)
         options.max_records = integer("max_records", max_records, 0, 2**31 - 1) or -1
@@ -254,12 +259,13 @@ class ContextCacheManager(ManagerView, Closing):
         self._check(self._library.manager_release_restored(self.handle, _handle(lease)))
 
     def release(self, lease: CacheRequestLease) -> None:
-        """Ends a lease; an empty one is fine."""
-        self._check(
-            self._library.manager_release(
-                self.handle, ctypes.byref(instance("lease", lease, CacheRequestLease)._handle)
-            )
-        )
+        """Ends a lease; an empty one is fine, and so is one that went with this manager."""
+        handle = instance("lease", lease, CacheRequestLease)._handle
+        status = self._library.manager_release(self.handle, ctypes.byref(handle))
+        if status == BAD_HANDLE and not self.handle and lease.manager is self:
+            handle.value = 0
+            return
+        self._check(status)
 
     def _lease_pages(self, lease: CacheRequestLease, model: int) -> list[int]:
         call, count = self._library.manager_lease_pages, ctypes.c_uint64()

@@ -14,11 +14,11 @@ from typing import Any
 
 from prefixcache import PrefixCacheArgumentError, PrefixCacheError
 from prefixcache.context import _abi
-from prefixcache.context._arguments import address, int32, integers, uint64
-from prefixcache.context._closing import Closing
+from prefixcache.context._arguments import address, flag, int32, integers, uint64
+from prefixcache.context._closing import Closing, Handle
 
 
-class KVPageTable(Closing):
+class KVPageTable(Handle, Closing):
     """Make one per model, before the coordinator, and close it after.
 
     While a coordinator has live requests, it alone changes the rows. Errors are
@@ -40,15 +40,15 @@ class KVPageTable(Closing):
         ``device_address`` is the caller's device copy; 0: the library allocates one.
         """
         self._library = _abi.load()
-        self._host_memory = host_memory
+        self._host_memory = bool(host_memory)
         self._handle = ctypes.c_uint64()
         options = _abi.sized(_abi.TableOptions)
-        options.flags = _abi.HOST_MEMORY if host_memory else 0
+        options.flags = _abi.HOST_MEMORY if flag("host_memory", host_memory) else 0
         options.max_batch = int32("max_batch_size", max_batch_size)
         options.row_width = int32("max_pages_per_seq", max_pages_per_seq)
         options.num_pages = int32("num_pages", num_pages)
         options.device_address = uint64("device_address", device_address)
-        self._library.check(self._library.table_create(ctypes.byref(options), ctypes.byref(self._handle)))
+        self._check(self._library.table_create(ctypes.byref(options), ctypes.byref(self._handle)))
 
     @property
     def handle(self) -> int:
@@ -57,7 +57,7 @@ class KVPageTable(Closing):
 
     def _info(self) -> Any:
         info = _abi.sized(_abi.TableInfo)
-        self._library.check(self._library.table_get_info(self.handle, ctypes.byref(info)))
+        self._check(self._library.table_get_info(self.handle, ctypes.byref(info)))
         return info
 
     @property
@@ -92,7 +92,7 @@ class KVPageTable(Closing):
 
     def set_identity(self) -> None:
         """Slot b gets pages b * max_pages_per_seq and following."""
-        self._library.check(self._library.table_set_identity(self.handle))
+        self._check(self._library.table_set_identity(self.handle))
 
     def set_row(self, slot: int, pages: Sequence[int]) -> None:
         """``set_rows`` of one row."""
@@ -109,28 +109,28 @@ class KVPageTable(Closing):
         for _, row in pairs:
             pages += integers("pages", row)
             offsets.append(len(pages))
-        self._library.check(
+        self._check(
             self._library.table_set_rows(self.handle, address(slots), len(slots), address(pages), address(offsets))
         )
 
     def compact_rows(self, old_to_new: Sequence[int], new_batch: int) -> None:
         """Moves rows, -1 drops one; every row that is no destination becomes empty (C-74)."""
         mapping = integers("old_to_new", old_to_new)
-        self._library.check(
+        self._check(
             self._library.table_compact_rows(self.handle, address(mapping), len(mapping), int32("new_batch", new_batch))
         )
 
     def upload(self, stream: int = 0) -> bool:
         """Copies dirty rows in order on the stream; False when there are none (C-76)."""
         uploaded = ctypes.c_uint32()
-        self._library.check(self._library.table_upload(self.handle, uint64("stream", stream), ctypes.byref(uploaded)))
+        self._check(self._library.table_upload(self.handle, uint64("stream", stream), ctypes.byref(uploaded)))
         return bool(uploaded.value)
 
     def row(self, slot: int) -> tuple[list[int], list[int]]:
         """K and V ids of a row on the host side, -1 where unused."""
         width = self.max_pages_per_seq
         out = (ctypes.c_int32 * (2 * width))()
-        self._library.check(self._library.table_get_row(self.handle, int32("slot", slot), out))
+        self._check(self._library.table_get_row(self.handle, int32("slot", slot), out))
         return list(out[:width]), list(out[width:])
 
     def device_row(self, slot: int) -> tuple[list[int], list[int]]:
@@ -146,11 +146,11 @@ class KVPageTable(Closing):
 
     def check_invariants(self) -> None:
         """Raises when an id is neither -1 nor a page, or a row has a hole."""
-        self._library.check(self._library.table_check(self.handle))
+        self._check(self._library.table_check(self.handle))
 
     def close(self) -> None:
         """Waits for a pending upload and frees. Refused while a coordinator uses it."""
-        self._library.check(self._library.table_destroy(ctypes.byref(self._handle)))
+        self._check(self._library.table_destroy(ctypes.byref(self._handle)))
 
     def __del__(self) -> None:
         # A table in use is leaked rather than pulled from under its coordinator.

@@ -14,6 +14,7 @@ from typing import Any
 from prefixcache import _ffi
 from prefixcache.context import _abi
 from prefixcache.context._arguments import SequenceArgument, integer, member, to_hash, uint64
+from prefixcache.context._closing import Handle
 from prefixcache.context.types import (
     BlockKeySequence,
     CacheRecord,
@@ -65,7 +66,7 @@ def to_plan(plan: Any) -> ReusePlan:
     )
 
 
-class ManagerView:
+class ManagerView(Handle):
     """A manager that somebody else owns: the one inside a coordinator."""
 
     def __init__(self, library: _ffi.Library, handle: ctypes.c_uint64) -> None:
@@ -74,11 +75,8 @@ class ManagerView:
 
     @property
     def handle(self) -> int:
-        """pc_handle of the manager; 0 once it is closed."""
+        """pc_handle of the manager; 0 once it, or the coordinator that owns it, is closed."""
         return self._handle.value
-
-    def _check(self, status: int) -> None:
-        self._library.check(status)
 
     def records(self) -> list[CacheRecord]:
         """Every resident record, least recently used first."""
