@@ -19,7 +19,6 @@ from prefixcache._values import truth_of
 HIDDEN_KEY = "__hidden_states__"
 
 COPY_THREADS_VARIABLE = "PREFIXCACHE_COPY_THREADS"
-_MAX_THREADS = 64
 _NO_WAIT = -1  # claim_timeout_ns below zero: fail at once instead of waiting
 _MAX_TIMEOUT_NS = 1 << 62
 _MAX_SIZE = (1 << 62) - 1
@@ -141,8 +140,8 @@ class PrefixCacheConfig:
         if threads == 0 and COPY_THREADS_VARIABLE in os.environ:
             name, given = COPY_THREADS_VARIABLE, os.environ[COPY_THREADS_VARIABLE]
             threads = int(given) if given.isdecimal() else -1
-        if not 0 <= threads <= _MAX_THREADS:
-            raise PrefixCacheArgumentError(f"{name} is {given}, expected 0 to {_MAX_THREADS}")
+        if not 0 <= threads <= _ffi.MAX_COPY_THREADS:
+            raise PrefixCacheArgumentError(f"{name} is {given}, expected 0 to {_ffi.MAX_COPY_THREADS}")
         return threads
 
     def _timeout(self) -> float:

@@ -40,6 +40,7 @@ FILE_NAME = "libprefixcache.so"
 OMNI_EAGER = 1
 OMNI_ZERO_ON_RELEASE = 2
 OMNI_ON_DEVICE = 1  # pc_omni_rows.flags
+MAX_COPY_THREADS = 64  # pc_omni_options.copy_threads
 JOIN_NEXT_STEP = 0
 JOIN_ON_FINISH = 1
 
@@ -223,6 +224,8 @@ class Library:
         try:
             function = getattr(self.dll, name)
         except AttributeError as e:
+            if name == "pc_abi_version":  # every release has it
+                raise PrefixCacheLibraryError(f"{self.path} is not libprefixcache: it lacks {name}") from e
             raise PrefixCacheLibraryError(f"{self.path} lacks {name}; it is too old for this package") from e
         function.restype = result
         function.argtypes = arguments
@@ -284,6 +287,11 @@ def candidates() -> list[Path]:
 def find() -> Path:
     """The library's file, or PrefixCacheLibraryError with the places tried."""
     places = candidates()
+    given = os.environ.get(ENVIRONMENT_VARIABLE)
+    if given and not places[0].is_file():
+        name = given if given == str(places[0]) else f"{given} ({places[0]})"
+        wrong = f"which is no file; expected {FILE_NAME}" if places[0].exists() else "and there is no such file"
+        raise PrefixCacheLibraryError(f"{ENVIRONMENT_VARIABLE} is {name}, {wrong}")
     for place in places:
         if place.is_file():
             return place
@@ -297,13 +305,22 @@ _library: Library | None = None
 _load_lock = threading.Lock()
 
 
+def _opened(path: Path) -> Library:
+    try:
+        return Library(path)
+    except PrefixCacheLibraryError as e:
+        if os.environ.get(ENVIRONMENT_VARIABLE):
+            raise PrefixCacheLibraryError(f"{e} ({ENVIRONMENT_VARIABLE} names it)") from e
+        raise
+
+
 def load() -> Library:
     """The library, loaded by the first caller. Any thread."""
     global _library
     if _library is None:
         with _load_lock:
             if _library is None:
-                _library = Library(find())
+                _library = _opened(find())
     return _library
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import difflib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -306,6 +307,43 @@ def _has_vllm_omni() -> bool:
         return False
 
 
+# ----------------------------------------------------------------- variables
+
+# What a host may set, and what only the scripts and tests of a checkout read.
+VARIABLES = (
+    "PREFIXCACHE_COPY_THREADS",
+    "PREFIXCACHE_CUDA_DRIVER",
+    "PREFIXCACHE_KERNEL",
+    "PREFIXCACHE_LIBRARY",
+    "PREFIXCACHE_VLLM_OMNI",
+)
+VARIABLES_OF_TESTS = (
+    "PREFIXCACHE_BROWSER",
+    "PREFIXCACHE_HOSTS_SCALE",
+    "PREFIXCACHE_OFFLINE",
+    "PREFIXCACHE_RANDOM_SEED",
+    "PREFIXCACHE_RANDOM_STEPS",
+    "PREFIXCACHE_TRACE",
+)
+
+
+def check_variables() -> Iterator[Finding]:
+    """Those of this package that are set: one that is misspelt changes nothing, and nobody says so."""
+    given = sorted(name for name in os.environ if name.upper().startswith("PREFIXCACHE_"))
+    known = [name for name in given if name in VARIABLES or name in VARIABLES_OF_TESTS]
+    for name in given:
+        if name not in known:
+            like = difflib.get_close_matches(name.upper(), VARIABLES, 1, 0.8)
+            advice = f"did you mean {like[0]}?" if like else f"known are {', '.join(VARIABLES)}"
+            yield warning("variables", f"{name} is none that this package reads", advice)
+    threads = os.environ.get("PREFIXCACHE_COPY_THREADS", "0")
+    if not (threads.isdecimal() and int(threads) <= _ffi.MAX_COPY_THREADS):
+        text = f"PREFIXCACHE_COPY_THREADS is {threads}, expected 0 to {_ffi.MAX_COPY_THREADS}"
+        yield failed("variables", text, "unset it, or no omni cache can be made without copy_threads of its own")
+    elif known or not given:
+        yield ok("variables", ", ".join(f"{name}={os.environ[name]}" for name in known) or "none is set")
+
+
 # ----------------------------------------------------------------- trying it
 
 
@@ -375,6 +413,7 @@ CHECKS: tuple[Check, ...] = (
     check_torch,
     check_vllm_omni,
     check_start_method,
+    check_variables,
 )
 # Only with a library that loads.
 TRIALS: tuple[Check, ...] = (check_context, check_omni)

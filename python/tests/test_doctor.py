@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import re
 import resource
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from prefixcache import _ffi, doctor
 from prefixcache.doctor import Finding, Level
 
 SIMULATED_DRIVER = Path(__file__).resolve().parents[2] / "build" / "cuda" / "libsimcuda.so"
+SOURCES = {".c", ".cpp", ".go", ".hpp", ".md", ".py", ".sh"}
 NAMES = ["python", "library", "version", "abi", "kernel", "memory", "huge pages", "address space"]
 NAMES += ["driver", "torch", "vllm-omni"]
 
@@ -235,6 +238,68 @@ def test_address_space(monkeypatch, tmp_path, limit, overcommit, level):
     finding = only(doctor.check_address_space)
     assert finding.level is level
     assert limit == resource.RLIM_INFINITY or "4096 MiB" in finding.text
+
+
+# ------------------------------------------------------------------- variables
+
+
+@pytest.fixture
+def variables(monkeypatch) -> pytest.MonkeyPatch:
+    """An environment in which nobody has set a variable of the package."""
+    for name in list(os.environ):
+        if name.startswith("PREFIXCACHE_"):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_without_variables_the_doctor_says_so(variables):
+    finding = only(doctor.check_variables)
+    assert (finding.level, finding.text) == (Level.OK, "none is set")
+
+
+def test_variables_that_are_set_are_shown(variables):
+    variables.setenv("PREFIXCACHE_VLLM_OMNI", "0")
+    variables.setenv("PREFIXCACHE_COPY_THREADS", "2")
+    finding = only(doctor.check_variables)
+    assert (finding.level, finding.text) == (Level.OK, "PREFIXCACHE_COPY_THREADS=2, PREFIXCACHE_VLLM_OMNI=0")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("PREFIXCACHE_LIBARY", "did you mean PREFIXCACHE_LIBRARY?"),
+        ("PREFIXCACHE_COPYTHREADS", "did you mean PREFIXCACHE_COPY_THREADS?"),
+        ("PREFIXCACHE_X", "known are PREFIXCACHE_COPY_THREADS, PREFIXCACHE_CUDA_DRIVER, PREFIXCACHE_KERNEL, "),
+        ("prefixcache_kernel", "did you mean PREFIXCACHE_KERNEL?"),
+    ],
+)
+def test_a_variable_that_nobody_reads_is_a_warning(variables, name, advice):
+    variables.setenv(name, "1")
+    finding = only(doctor.check_variables)
+    assert (finding.level, finding.text) == (Level.WARNING, f"{name} is none that this package reads")
+    assert finding.advice.startswith(advice)
+
+
+@pytest.mark.parametrize("threads", ["abc", "65", "-1", ""])
+def test_a_number_of_threads_that_every_cache_refuses_is_a_failure(variables, threads):
+    variables.setenv("PREFIXCACHE_COPY_THREADS", threads)
+    finding = only(doctor.check_variables)
+    assert (finding.level, finding.text) == (Level.FAILED, f"PREFIXCACHE_COPY_THREADS is {threads}, expected 0 to 64")
+
+
+def test_every_variable_of_the_sources_is_known():
+    root = Path(__file__).resolve().parents[2]
+    files = [
+        f for folder in ("core", "capi", "gpu", "scripts", "python", "cpp_tests") for f in (root / folder).rglob("*")
+    ]
+    files += [*(root / "include").rglob("*.hpp"), *(root / "docs").glob("*.md")]
+    read = re.compile(
+        r"""(?:getenv|Getenv|environ\S*|_VARIABLE =|\$\{?|monkeypatch.setenv|^\| `)\W*(PREFIXCACHE_[A-Z_]+)""", re.M
+    )
+    own = Path(__file__)
+    names = {n for f in files if f.suffix in SOURCES and f != own for n in read.findall(f.read_text())}
+    assert {"PREFIXCACHE_LIBRARY", "PREFIXCACHE_KERNEL", "PREFIXCACHE_BROWSER"} <= names  # the search finds them
+    assert names <= {*doctor.VARIABLES, *doctor.VARIABLES_OF_TESTS}
 
 
 # ------------------------------------------------------------------- CUDA

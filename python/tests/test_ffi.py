@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+from pathlib import Path
 
 import pytest
+from test_doctor import SIMULATED_DRIVER
 from test_omni_threads import run_python
 
 import prefixcache
@@ -37,34 +39,51 @@ def test_load_is_done_once_whoever_comes_first():
     assert len({id(lib) for lib in seen}) == 1
 
 
-def test_missing_library_is_named_with_the_places_tried():
-    done = run_python(
-        """
-        import prefixcache
-        from prefixcache import _ffi
-        try:
-            _ffi.load()
-        except prefixcache.PrefixCacheLibraryError as e:
-            print(e)
-        """,
-        PREFIXCACHE_LIBRARY="/nowhere/libprefixcache.so",
-    )
-    assert "/nowhere/libprefixcache.so" in done.stdout
-    assert "PREFIXCACHE_LIBRARY" in done.stdout
+LOAD = """
+    import prefixcache
+    from prefixcache import _ffi
+    try:
+        _ffi.load()
+    except prefixcache.PrefixCacheLibraryError as e:
+        print("refused:", e)
+    """
 
 
-def test_a_file_that_is_no_such_library_is_refused(tmp_path):
-    bad = tmp_path / "libprefixcache.so"
-    bad.write_text("no library")
-    code = """
-        import prefixcache
-        from prefixcache import _ffi
-        try:
-            _ffi.load()
-        except prefixcache.PrefixCacheLibraryError as e:
-            print("refused:", e)
-        """
-    assert "refused: cannot load" in run_python(code, PREFIXCACHE_LIBRARY=str(bad)).stdout
+def test_a_missing_library_is_named_with_the_places_tried(monkeypatch, tmp_path):
+    monkeypatch.delenv("PREFIXCACHE_LIBRARY", raising=False)
+    monkeypatch.setattr(_ffi, "__file__", str(tmp_path / "python" / "prefixcache" / "_ffi.py"))
+    with pytest.raises(prefixcache.PrefixCacheLibraryError, match=r"not found.*or set PREFIXCACHE_LIBRARY") as e:
+        _ffi.find()
+    for place in (tmp_path / "python" / "prefixcache", tmp_path / "build"):
+        assert str(place / "libprefixcache.so") in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("missing", "PREFIXCACHE_LIBRARY is {path}, and there is no such file\n"),
+        ("folder", "PREFIXCACHE_LIBRARY is {path}, which is no file; expected libprefixcache.so\n"),
+        ("text", "cannot load {path}: "),
+        ("foreign", "{path} is not libprefixcache: it lacks pc_abi_version (PREFIXCACHE_LIBRARY names it)\n"),
+    ],
+)
+def test_a_wrong_library_in_the_environment_is_named_with_the_variable(tmp_path, kind, text):
+    path = tmp_path / "there.so"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("no library")
+    elif kind == "foreign":
+        path = SIMULATED_DRIVER
+    out = run_python(LOAD, PREFIXCACHE_LIBRARY=str(path)).stdout
+    assert out.startswith("refused: " + text.format(path=path))
+    assert "PREFIXCACHE_LIBRARY" in out
+    assert "or set" not in out
+
+
+def test_a_relative_path_in_the_environment_is_shown_in_full(tmp_path):
+    out = run_python(LOAD, PREFIXCACHE_LIBRARY="no/such.so").stdout
+    assert f"PREFIXCACHE_LIBRARY is no/such.so ({Path.cwd() / 'no/such.so'})" in out
 
 
 def test_an_older_abi_is_refused(monkeypatch):
