@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 import sim_driver
 import torch
-from omni_host import HIDDEN, Host, eventually, rows, same
+from omni_host import HIDDEN, eventually, rows, same
+from torch_cuda import Event, end_without_a_context
 
 from prefixcache import PrefixCacheArgumentError, PrefixCacheError
 from prefixcache._device import device_rows
@@ -83,24 +84,6 @@ class DLPackArray:
 
     def free(self):
         self.driver.free(self.address)
-
-
-@pytest.fixture(params=["eager", "threaded"])
-def make_host(request, driver):
-    hosts = []
-
-    def make(**settings):
-        hosts.append(Host(eager=request.param == "eager", **settings))
-        return hosts[-1]
-
-    yield make
-    for host in hosts:
-        if getattr(host, "destroyed", False):
-            continue
-        host.check()
-        host.manager.shutdown()
-        handle = ctypes.c_uint64(host.manager._cache.handle)
-        assert host.manager._cache.library.omni_destroy(handle) == 0
 
 
 @pytest.mark.parametrize(
@@ -216,18 +199,6 @@ class CudaArrayWhole:
         self.__cuda_array_interface__ = array.__cuda_array_interface__ | {"shape": (12,), "strides": None}
 
 
-class Event:
-    """As torch's: of another stream, with the number once it was recorded."""
-
-    cuda_event = 0
-
-    def __init__(self, driver, stream):
-        self.driver, self.stream = driver, stream
-
-    def record(self):
-        self.cuda_event = self.driver.event(self.stream)
-
-
 @pytest.mark.parametrize("as_number", [False, True])
 def test_rows_of_another_stream_behind_an_event(make_host, driver, as_number):
     host, side = make_host(), driver.stream()
@@ -280,12 +251,7 @@ def test_a_failed_copy_is_sticky_and_named(make_host, driver):
     for call in (lambda: host.begin({"A": 2}), lambda: host.save(hidden=a)):
         with pytest.raises(OmniPrefixCacheUnmatchError, match=r"write failed.*CUDA_ERROR_ILLEGAL_ADDRESS"):
             call()
-    host.destroyed = True
-    host.manager.shutdown()
-    handle = ctypes.c_uint64(host.manager._cache.handle)
-    host.manager._cache.library.omni_destroy(handle)  # reports what a lost context keeps
-    assert not driver.faults()
-    driver.reset(3)
+    end_without_a_context(host, driver)
 
 
 class FakeCuda:
@@ -314,7 +280,7 @@ class FakeCuda:
 
 def test_leftovers_are_cloned_then_landed_beside_the_forward():
     cuda, streams = FakeCuda(), {}
-    landing = Landing(streams, cuda)
+    landing = Landing(streams, cuda=cuda)
 
     class OnDevice(torch.Tensor):
         def record_stream(self, s):

@@ -5,7 +5,8 @@ copy on that stream before ``save_outputs`` returns, as a torch operation on the
 stream would: what the caller enqueues there afterwards may overwrite or free the rows,
 and no ``record_stream`` is needed. Rows that another stream produced have to be ordered
 behind the current one first (``wait_stream``), as for any operation, or by an event that
-``save_outputs`` is given.
+``save_outputs`` is given. Then their memory belongs to the other stream, whose next kernel
+gets it once they are dropped: :func:`keep_until_read` tells torch's allocator to wait.
 
 Besides torch tensors, objects with ``__cuda_array_interface__`` or ``__dlpack__`` on a
 CUDA device are taken where rows are, without a copy and without a torch that has CUDA.
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from prefixcache._errors import PrefixCacheArgumentError
+from prefixcache._errors import DEVICE, WRONG_STATE, PrefixCacheArgumentError, PrefixCacheError, error_of
 
 LEGACY_STREAM = 0  # torch's default stream
 PER_THREAD_STREAM = 2
@@ -59,8 +60,44 @@ def event_number(event: Any) -> int:
     if number == 0:
         raise PrefixCacheArgumentError("event is 0: it was never recorded, expected one recorded behind the outputs")
     if isinstance(event, torch.cuda.Event):
+        refuse_capture()
         event.wait()
     return number
+
+
+def refuse_capture() -> None:
+    """Before torch enqueues anything for a save: raises what the library does for a stream that is captured.
+
+    The library would say so too late: a copy on a side stream would be part of the graph
+    by then, and the wait for an event of no graph the end of the capture.
+    """
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise error_of(
+            WRONG_STATE,
+            f"check: stream {current_stream():#x} is being captured into a CUDA graph,"
+            " expected a stream that runs its work",
+        )
+
+
+def keep_until_read(tensor: torch.Tensor) -> None:
+    """Memory of a tensor of another stream is not given away before the current one has read it."""
+    tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def may_try_again(error: PrefixCacheError) -> bool:
+    """Whether a save failed for want of device memory, and torch has given back what it kept for later.
+
+    Frozen rows are not torch's memory, and nobody else can ask it for what it has cached.
+    """
+    if error.status != DEVICE or "CUDA_ERROR_OUT_OF_MEMORY" not in str(error):
+        return False
+    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return False
+    try:
+        torch.cuda.empty_cache()
+    except RuntimeError:  # another thread captures
+        return False
+    return True
 
 
 class DeviceRows:
@@ -212,6 +249,7 @@ _capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 def _from_dlpack(name: str, value: Any) -> DeviceRows:
+    refuse_capture()  # the producer may enqueue a wait
     stream = current_stream()
     # The producer makes its data ready for this stream; 1 stands for the legacy one.
     capsule = value.__dlpack__(stream=stream or 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from prefixcache._device import refuse_capture
 from prefixcache._errors import OmniPrefixCacheUnmatchError, PrefixCacheArgumentError
 
 MAX_COUNT = (1 << 63) - 1
@@ -138,6 +139,8 @@ def slot_array(slots: Any, num_tokens: int) -> torch.Tensor:
         raise PrefixCacheArgumentError(f"slot mapping is {slots.layout} on {slots.device}, expected a dense tensor")
     if slots.is_floating_point() or slots.is_complex() or slots.dtype is torch.bool:
         raise PrefixCacheArgumentError(f"slot mapping has dtype {slots.dtype}, expected int64")
+    if slots.is_cuda:  # torch waits for the copy
+        refuse_capture()
     return slots.to("cpu", torch.int64).contiguous()
 
 

@@ -11,14 +11,20 @@ from typing import Any
 
 import torch
 
+from prefixcache._device import keep_until_read
+
 
 class Landing:
-    """The device leftovers of one step. Made when the first one is met."""
+    """The device leftovers of one step. Made when the first one is met.
 
-    __slots__ = ("_cuda", "_done", "_streams")
+    foreign: they may belong to another stream than the current one.
+    """
 
-    def __init__(self, streams: dict[torch.device, Any], cuda: Any = torch.cuda) -> None:
+    __slots__ = ("_cuda", "_done", "_foreign", "_streams")
+
+    def __init__(self, streams: dict[torch.device, Any], foreign: bool = False, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda
+        self._foreign = foreign
         self._streams = streams  # one for each device, kept by the manager
         self._done: list[Any] = []
 
@@ -29,6 +35,8 @@ class Landing:
         if side is None:
             side = self._streams[device] = cuda.Stream(device)
         frozen = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if self._foreign:
+            keep_until_read(tensor)
         side.wait_stream(cuda.current_stream(device))
         with cuda.stream(side):
             host = torch.empty(frozen.shape, dtype=frozen.dtype, device="cpu", pin_memory=frozen.is_cuda)

@@ -16,7 +16,7 @@ from prefixcache._batch import RowPlan
 from prefixcache._buffers import ARENA_BYTES, allocate
 from prefixcache._cache import ADDRESS_WORD, ROWS_WORDS, TARGET_WORD, OmniCache
 from prefixcache._config import HIDDEN_KEY, ModelCachePolicy
-from prefixcache._device import DeviceRows, current_stream, device_rows, stream_of
+from prefixcache._device import DeviceRows, current_stream, device_rows, keep_until_read, refuse_capture, stream_of
 from prefixcache._errors import OmniPrefixCacheUnmatchError, PrefixCacheArgumentError
 from prefixcache._landing import Landing
 from prefixcache._leftovers import replicate
@@ -33,10 +33,12 @@ def sort_outputs(
     n: int,
     padded: int,
     streams: dict[torch.device, Any],
+    foreign: bool = False,
 ) -> list[torch.Tensor | DeviceRows]:
     """Sort outputs into rows, with their keys in the context, and leftovers.
 
     streams: the copy streams of leftovers on devices, by device; filled here.
+    foreign: outputs on a device may belong to another stream than the current one.
 
     Returns the tensors of ``context.keys``, each with ``n`` rows or more.
     """
@@ -44,7 +46,8 @@ def sort_outputs(
 
     def landing() -> Landing:
         if context.landing is None:
-            context.landing = Landing(streams)
+            refuse_capture()
+            context.landing = Landing(streams, foreign)
         return context.landing
 
     match, deferred = keys.match, policy.deferred_keys
@@ -100,12 +103,19 @@ def _array(name: str, value: Any) -> DeviceRows:
 
 
 def place_rows(
-    context: StepContext, cache: OmniCache, sources: list[torch.Tensor | DeviceRows], n: int, *, keep_large: bool
+    context: StepContext,
+    cache: OmniCache,
+    sources: list[torch.Tensor | DeviceRows],
+    n: int,
+    *,
+    keep_large: bool,
+    foreign: bool = False,
 ) -> tuple[list[object], int]:
     """Make the result buffers, and tell the library where the rows are and go.
 
     keep_large: leave rows from 1 MiB on in the library, so that the engine does not pay
     for their copy; ``materialize`` gets them.
+    foreign: as for :func:`sort_outputs`.
 
     Returns the copies of sources that had to be made, which own rows, and the stream of
     rows on a device.
@@ -124,6 +134,8 @@ def place_rows(
                 owner, (address, stride) = tensor.owner, tensor.locate(key.name, stride)
             else:
                 owner, address, stride = locate(key.name, tensor, n, stride)
+                if foreign:
+                    keep_until_read(tensor)
             owners.append(owner)
             streams.append(stream_of(tensor))
             # Results are host memory: the library keeps the rows until they have landed.

@@ -15,7 +15,7 @@ import torch
 
 from prefixcache import _ffi
 from prefixcache._batch import RowPlan
-from prefixcache._device import DeviceRows, require_host
+from prefixcache._device import DeviceRows, refuse_capture, require_host
 from prefixcache._errors import KEY_MISMATCH, PrefixCacheArgumentError
 
 logger = logging.getLogger("prefixcache")
@@ -53,11 +53,15 @@ def locate(name: str, tensor: torch.Tensor, num_tokens: int, row_bytes: int) -> 
     if not tensor.is_cpu and not tensor.is_cuda:
         require_host(name, tensor)
     if tensor.is_neg() or tensor.is_conj():
+        if tensor.is_cuda:
+            refuse_capture()
         tensor = tensor[:num_tokens].resolve_conj().resolve_neg()
     if tensor.is_contiguous():
         return tensor, tensor.data_ptr(), row_bytes
     stride = tensor.stride(0) * tensor.element_size()
     if num_tokens == 1 or stride < row_bytes or not tensor[0].is_contiguous():
+        if tensor.is_cuda:
+            refuse_capture()
         tensor = tensor[:num_tokens].contiguous()
         stride = row_bytes
     return tensor, tensor.data_ptr(), stride

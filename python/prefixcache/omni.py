@@ -30,7 +30,7 @@ from prefixcache._batch import BatchLayout, RowPlan
 from prefixcache._buffers import allocate
 from prefixcache._cache import Arrival, OmniCache
 from prefixcache._config import HIDDEN_KEY, ModelCachePolicy, PrefixCacheConfig, StageCacheOutputs, truth
-from prefixcache._device import default_eager, event_number
+from prefixcache._device import default_eager, event_number, may_try_again
 from prefixcache._errors import (
     WRONG_STATE,
     OmniPrefixCacheStagingTimeoutError,
@@ -231,12 +231,15 @@ class OmniPrefixCacheManager(Staying):
         event: behind which outputs on a CUDA device are ready, when another stream than the
         current one computes them: a recorded torch.cuda.Event, an object with ``cuda_event``,
         or a cudaEvent_t as a number. The current stream waits for it, this thread does not.
-        One that is not torch's orders rows alone, and not what torch would copy.
+        One that is not torch's orders rows alone, and not what torch would copy. Tensors may
+        be dropped afterwards; what the other stream writes into them again has to wait for the
+        current one first (``side.wait_stream(torch.cuda.current_stream())``).
 
-        The caller may overwrite its tensors afterwards. The id must be consumed exactly
+        The caller may overwrite its tensors afterwards, on the current stream. The id must be consumed exactly
         once, by ``materialize`` or ``discard_step``. All or nothing: a save that raises
         leaves no trace. Waits, for at most ``staging_claim_timeout_s``, for the former
-        step's writes, for memory, and for a free staging slot.
+        step's writes, for memory, and for a free staging slot. When device memory is short,
+        torch's cache is emptied and the save tried once more.
 
         Raises OmniPrefixCacheUnmatchError (slots, rows or capacity do not fit the step;
         a former write failed), OmniPrefixCacheStagingTimeoutError (too many unconsumed
@@ -267,14 +270,23 @@ class OmniPrefixCacheManager(Staying):
             else:
                 context, self._repeat = StepContext(layout, plan), None
                 with torch.inference_mode(False):  # what is copied here is handed out: plain tensors
-                    sources = sort_outputs(context, self._keys, self._policy, hidden, mm, n, padded, self._streams)
+                    sources = sort_outputs(
+                        context, self._keys, self._policy, hidden, mm, n, padded, self._streams, bool(ready)
+                    )
                 # `owners` keeps copies of rows that were not in order until the library has read them.
-                owners, stream = place_rows(context, self._cache, sources, n, keep_large=not self._eager)
+                owners, stream = place_rows(
+                    context, self._cache, sources, n, keep_large=not self._eager, foreign=bool(ready)
+                )
             slots_at = 0 if slots is None else slots.data_ptr()
             saved = self._cache.saved_step
             saved[0] = 0
             try:
-                step = self._cache.save(layout, slots_at, n, len(context.keys), stream, ready)
+                try:
+                    step = self._cache.save(layout, slots_at, n, len(context.keys), stream, ready)
+                except PrefixCacheError as e:
+                    if not may_try_again(e):
+                        raise
+                    step = self._cache.save(layout, slots_at, n, len(context.keys), stream, ready)
                 if buffers is None:
                     for key in context.keys:
                         key.visible = True
