@@ -1,15 +1,6 @@
 package main
 
-/*
-#include "shim.h"
-*/
-import "C"
-
-import (
-	"fmt"
-
-	"libprefixcache/gpu"
-)
+import "libprefixcache/gpu"
 
 // giving is what becomes of giving an object's parts back: each is tried, whatever
 // became of the others, and the first error is the one to tell.
@@ -46,7 +37,7 @@ func giveBack(what string, dev gpu.Device, parts func(*giving)) error {
 		return nil
 	}
 	if g.err != nil {
-		logLine(C.PC_LOG_ERROR, fmt.Sprintf("%s: not all of its memory could be given back: %v", what, g.err))
+		tellLost(what, g.err)
 	}
 	return g.err
 }

@@ -63,6 +63,11 @@ func tellPinning(l *limiter, bytes int64, err error) {
 	})
 }
 
+// tellLost tells that an object was destroyed and left something behind.
+func tellLost(what string, err error) {
+	logLine(C.PC_LOG_ERROR, fmt.Sprintf("%s: not all of its memory could be given back: %v", what, err))
+}
+
 // tellMemory warns, once for each cache, when all caches of the process may come to hold
 // more than the system allows it. most is what this one may hold now, remedy what makes
 // that less. Where memory is short, none is to be taken ahead of use.

@@ -457,7 +457,7 @@ Options parse(int argc, char** argv) {
         } else if (name == "--dry-run") {
             o.dryRun = true;
         } else {
-            throw std::runtime_error(name + ": no such option; --help lists them");
+            throw std::runtime_error(name + ": no such option, expected one of those that --help lists");
         }
     }
     return o;

@@ -158,7 +158,80 @@ def test_rows_with_a_stride_and_rows_with_gaps(make_host, driver):
     host.begin({"A": 4})
     with pytest.raises(PrefixCacheArgumentError, match="rows without gaps"):
         host.save(hidden=a)
+    # Strides are bytes, and rows may be any number of them apart.
+    raw = torch.zeros(4, 10, dtype=torch.uint8)
+    values = torch.arange(8, dtype=torch.float32).view(4, 2)
+    raw[:, :8] = values.view(torch.uint8)
+    b = CudaArray(driver, raw.view(torch.float16))
+    b.__cuda_array_interface__ |= {"shape": (4, 2), "typestr": "<f4", "strides": (10, 4)}
+    host = make_host()
+    host.arrive("A", [0, 1])
+    host.begin({"A": 4})
+    assert same(host.read(host.save(hidden=b), "A").hidden_states["A"], values)
+    b.__cuda_array_interface__ |= {"strides": (10, 6)}
+    host.begin({"A": 4})
+    with pytest.raises(PrefixCacheArgumentError, match="rows without gaps"):
+        host.save(hidden=b)
     a.free()
+    b.free()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"typestr": None}, "typestr is None"),
+        ({"typestr": "<M8[ns]"}, "element type <M8"),
+        ({"typestr": "|V2"}, "element type .V2"),
+        ({"data": None}, "as its standard has them"),
+        ({"data": ("0x10", False)}, "as its standard has them"),
+        ({"data": (-1, False)}, "as its standard has them"),
+        ({"shape": ("2", 6)}, "as its standard has them"),
+        ({"shape": (-2, 6)}, "as its standard has them"),
+        ({"shape": None}, "as its standard has them"),
+        ({"strides": (24,)}, "as its standard has them"),
+        ({"strides": 24}, "as its standard has them"),
+        ({"strides": (-24, 4)}, "-24 bytes apart"),
+        ({"stream": "7"}, "as its standard has them"),
+        ({"stream": -3}, "as its standard has them"),
+        ({"mask": object()}, "with a mask"),
+        (None, "as its standard has them"),
+    ],
+)
+def test_an_interface_that_is_not_as_its_standard_has_it_is_refused(make_host, driver, change, text):
+    host, good = make_host(), CudaArray(driver, rows("A", 0, 2))
+    host.arrive("A", [0, 1])
+    host.begin({"A": 2})
+    interface = None if change is None else good.__cuda_array_interface__ | change
+    odd = SimpleNamespace(__cuda_array_interface__=interface if change is not None else 7)
+    with pytest.raises(PrefixCacheArgumentError, match=text) as e:
+        host.save(hidden=odd)
+    assert "hidden_states" in str(e.value)
+    for missing in ("typestr", "data", "shape"):
+        rest = {k: v for k, v in good.__cuda_array_interface__.items() if k != missing}
+        with pytest.raises(PrefixCacheArgumentError, match=missing):
+            host.save(hidden=SimpleNamespace(__cuda_array_interface__=rest))
+    assert same(host.read(host.save(hidden=good), "A").hidden_states["A"], rows("A", 0, 2))
+    good.free()
+
+
+@pytest.mark.parametrize("what", ["raises", "no capsule", "no device"])
+def test_an_array_that_does_not_hand_out_its_memory_is_refused(make_host, driver, what):
+    class Odd:
+        def __dlpack_device__(self):
+            return None if what == "no device" else (2, 0)
+
+        def __dlpack__(self, stream=None):
+            if what == "raises":
+                raise BufferError("exported already")
+            return object()
+
+    host = make_host()
+    host.arrive("A", [0, 1])
+    host.begin({"A": 2})
+    text = "expected a tensor" if what == "no device" else "does not hand its memory out through DLPack"
+    with pytest.raises(PrefixCacheArgumentError, match=text):
+        host.save(hidden=Odd())
+    host.read(host.save(hidden=rows("A", 0, 2)), "A")
 
 
 def test_what_cannot_be_taken_is_refused_and_leaves_no_trace(make_host, driver):

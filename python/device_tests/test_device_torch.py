@@ -6,12 +6,12 @@ import pytest
 import sim_driver
 import torch
 from omni_host import eventually, rows, same
-from test_device_omni import DLPackArray
+from test_device_omni import CudaArray, DLPackArray
 from torch_cuda import FakeTensor, TorchCuda, end_without_a_context
 
 from prefixcache import PrefixCacheError
 
-DEVICE, INVALID_VALUE = -34, 1
+DEVICE, WRONG_STATE, INVALID_VALUE = -34, -3, 1
 
 
 @pytest.fixture
@@ -112,6 +112,30 @@ def test_a_capture_is_refused_before_torch_enqueues_anything(make_host, driver, 
     assert same(host.read(host.save(hidden=hidden), "A").hidden_states["A"], rows("A", 0, 2))
 
 
+def test_an_event_of_a_capture_is_refused_before_the_current_stream_waits_for_it(make_host, driver, cuda):
+    """Waiting for it would draw the current stream into the capture, without an error."""
+    host, side = make_host(), driver.stream()
+    host.arrive("A", [0, 1])
+    host.begin({"A": 2})
+    hidden, mm = outputs(cuda)
+    event = torch.cuda.Event(driver, side)
+    driver.provoked.append("cuEventRecord on stream")
+    for ended in (False, True):
+        driver.capture(side)
+        event.record()
+        if ended:
+            driver.end_capture(side)
+        cuda.noted.clear()
+        with pytest.raises(PrefixCacheError, match="recorded into a CUDA graph") as e:
+            host.save(mm, hidden=hidden, event=event)
+        assert e.value.status == WRONG_STATE
+        assert cuda.noted == []
+        driver.end_capture(side)
+        driver.end_event(event.cuda_event)
+    host.read(host.save(mm, hidden=hidden), "A")
+    driver.end_stream(side)
+
+
 def test_device_memory_that_torch_keeps_is_asked_for_once(make_host, driver, cuda):
     """Frozen rows come from a pool of the library, which does not see what torch has cached."""
     emptied = 0
@@ -184,3 +208,19 @@ def test_a_failed_write_is_no_want_of_memory_now(make_host, driver, cuda):
     end_without_a_context(host, driver)
     cuda.addresses.clear()
     cuda.stream = driver.stream()
+
+
+@pytest.mark.parametrize("nest", [lambda a: {"x": a}, lambda a: [a], lambda a: (1, a)], ids=["dict", "list", "tuple"])
+def test_arrays_of_other_libraries_inside_of_leftovers_are_copied(make_host, driver, cuda, monkeypatch, nest):
+    """The model overwrites them in its next forward, like a tensor that lies there."""
+    host = make_host()
+    host.arrive("A", [0, 1])
+    host.begin({"A": 2})
+    array = CudaArray(driver, torch.arange(6.0).view(3, 2))
+    made = cuda.tensor("theirs", torch.arange(6.0).view(3, 2))
+    monkeypatch.setattr(torch, "as_tensor", lambda source, device: made)
+    out = host.read(host.save({"meta": nest(array)}, hidden=outputs(cuda)[0]), "A").mm_outputs["meta"]["A"]
+    got = out["x"] if isinstance(out, dict) else out[-1]
+    assert same(got, torch.arange(6.0).view(3, 2))
+    assert ("clone", "theirs") in cuda.noted
+    array.free()

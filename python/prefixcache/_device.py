@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from operator import index
 from typing import Any
 
 import torch
@@ -61,6 +62,12 @@ def event_number(event: Any) -> int:
         raise PrefixCacheArgumentError("event is 0: it was never recorded, expected one recorded behind the outputs")
     if isinstance(event, torch.cuda.Event):
         refuse_capture()
+        try:
+            event.query()  # waiting for one that a capture recorded would draw the current stream into that capture
+        except RuntimeError as e:
+            raise error_of(
+                WRONG_STATE, f"event {number:#x} cannot be waited for, as one that was recorded into a CUDA graph: {e}"
+            ) from e
         event.wait()
     return number
 
@@ -103,7 +110,7 @@ def may_try_again(error: PrefixCacheError) -> bool:
 class DeviceRows:
     """An array in device memory that is not a torch tensor; looks like one where rows are sorted.
 
-    shape, strides: in elements. stream: the producer's, or None where it does not matter.
+    shape: in elements; strides: in bytes, None: no gaps. stream: the producer's, or None where it does not matter.
     owner: whatever keeps the memory alive.
     """
 
@@ -125,8 +132,9 @@ class DeviceRows:
     ) -> None:
         self.address = address
         self.shape = torch.Size(shape)
-        self._strides = strides or tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
         self.dtype = dtype
+        size = self.element_size()
+        self._strides = strides or tuple(size * math.prod(shape[i + 1 :]) for i in range(len(shape)))
         self.stream = stream
         self.owner = owner
         self.source = source
@@ -139,14 +147,14 @@ class DeviceRows:
 
     def locate(self, name: str, row_bytes: int) -> tuple[int, int]:
         """(address, bytes between rows). Raises PrefixCacheArgumentError when a row has gaps."""
-        expected = 1
+        expected = self.element_size()
         for size, stride in zip(reversed(self.shape[1:]), reversed(self._strides[1:]), strict=True):
             if size != 1 and stride != expected:
                 raise PrefixCacheArgumentError(
-                    f"{name} has strides {self._strides} for shape {tuple(self.shape)}, expected rows without gaps"
+                    f"{name} has strides of {self._strides} bytes for shape {tuple(self.shape)}, expected rows without gaps"
                 )
             expected *= size
-        stride = self._strides[0] * self.element_size()
+        stride = self._strides[0]
         if self.shape[0] > 1 and stride < row_bytes:
             raise PrefixCacheArgumentError(f"{name} has rows {stride} bytes apart, expected {row_bytes} or more")
         return self.address, stride if self.shape[0] > 1 else row_bytes
@@ -165,15 +173,20 @@ class DeviceRows:
 def device_rows(name: str, value: Any) -> DeviceRows | None:
     """An output that is an array on a CUDA device but no torch tensor; else None.
 
-    Raises PrefixCacheArgumentError for an element type that torch does not have.
+    Raises PrefixCacheArgumentError for an element type that torch does not have, and for
+    an interface that is not as its standard has it.
     """
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is not None:
         return _from_interface(name, value, interface)
     where = getattr(value, "__dlpack_device__", None)
-    if where is None or int(where()[0]) not in (_DL_CUDA, _DL_CUDA_MANAGED):
+    if where is None or isinstance(value, type):
         return None
-    return _from_dlpack(name, value)
+    try:
+        device = int(where()[0])
+    except (TypeError, ValueError, IndexError):
+        return None
+    return _from_dlpack(name, value) if device in (_DL_CUDA, _DL_CUDA_MANAGED) else None
 
 
 def stream_of(value: torch.Tensor | DeviceRows) -> int | None:
@@ -199,24 +212,30 @@ _TYPES = {
 
 
 def _from_interface(name: str, value: Any, interface: dict[str, Any]) -> DeviceRows:
-    typestr = interface["typestr"]
-    dtype = _TYPES.get((typestr[1], int(typestr[2:])))
-    if dtype is None or typestr[0] == ">":
+    try:
+        typestr, address = interface["typestr"], index(interface["data"][0])
+        shape = tuple(index(n) for n in interface["shape"])
+        strides, stream = interface.get("strides"), interface.get("stream")
+        if strides is not None:
+            strides = tuple(index(n) for n in strides)
+        stream = None if stream is None else index(stream)
+        if min((address, stream or 0, *shape)) < 0 or len(shape if strides is None else strides) != len(shape):
+            raise ValueError("a number is out of range")
+        if not isinstance(typestr, str):
+            raise TypeError(f"typestr is {typestr!r}")
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+        raise PrefixCacheArgumentError(
+            f"{name} has a __cuda_array_interface__ of {interface!r}, expected typestr, data, shape, strides"
+            f" and stream as its standard has them ({type(e).__name__}: {e})"
+        ) from None
+    if interface.get("mask") is not None:
+        raise PrefixCacheArgumentError(f"{name} is an array with a mask, expected one without: rows have all elements")
+    number = typestr[2:]
+    dtype = _TYPES.get((typestr[1:2], int(number))) if number.isdecimal() and typestr[0] != ">" else None
+    if dtype is None:
         raise PrefixCacheArgumentError(f"{name} has element type {typestr}, which torch does not have")
-    shape = tuple(interface["shape"])
-    strides = interface.get("strides")
-    size = int(typestr[2:])
-    # 1 is the legacy stream there, and 0 is not allowed.
-    stream = interface.get("stream")
-    return DeviceRows(
-        int(interface["data"][0]),
-        shape,
-        None if strides is None else tuple(s // size for s in strides),
-        dtype,
-        None if stream is None else LEGACY_STREAM if stream == 1 else int(stream),
-        value,
-        value,
-    )
+    # 1 is the legacy stream there.
+    return DeviceRows(address, shape, strides, dtype, LEGACY_STREAM if stream == 1 else stream, value, value)
 
 
 # ------------------------------------------------------------------------ DLPack
@@ -251,10 +270,15 @@ _capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 def _from_dlpack(name: str, value: Any) -> DeviceRows:
     refuse_capture()  # the producer may enqueue a wait
     stream = current_stream()
-    # The producer makes its data ready for this stream; 1 stands for the legacy one.
-    capsule = value.__dlpack__(stream=stream or 1)
-    # Looked at and not consumed: the capsule, which is kept, gives the memory back.
-    t = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    try:
+        # The producer makes its data ready for this stream; 1 stands for the legacy one.
+        capsule = value.__dlpack__(stream=stream or 1)
+        # Looked at and not consumed: the capsule, which is kept, gives the memory back.
+        t = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    except Exception as e:
+        raise PrefixCacheArgumentError(
+            f"{name} is {type(value).__name__}, which does not hand its memory out through DLPack: {type(e).__name__}: {e}"
+        ) from e
     size = t.bits // 8
     dtype = torch.bfloat16 if t.code == _DL_BFLOAT else _TYPES.get((_DL_TYPES.get(t.code, ""), size))
     if dtype is None or t.lanes != 1:
@@ -262,5 +286,5 @@ def _from_dlpack(name: str, value: Any) -> DeviceRows:
             f"{name} has DLPack type (code {t.code}, {t.bits} bits, {t.lanes} lanes), which torch does not have"
         )
     shape = tuple(t.shape[i] for i in range(t.ndim))
-    strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else None
+    strides = tuple(t.strides[i] * size for i in range(t.ndim)) if t.strides else None
     return DeviceRows((t.data or 0) + t.byte_offset, shape, strides, dtype, stream, capsule, value)

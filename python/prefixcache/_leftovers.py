@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from prefixcache._device import require_host
+from prefixcache._device import device_rows, require_host
 from prefixcache._landing import Landing
 
 try:
@@ -33,7 +33,8 @@ def replicate(name: str, value: Any, landing: Callable[[], Landing] | None = Non
 
     Mappings, lists and tuples are rebuilt; other values are passed on as they are.
     A tensor keeps all its rows, also those past the scheduled tokens. One on a CUDA
-    device is copied through ``landing()``, and readable once that has waited.
+    device is copied through ``landing()``, and readable once that has waited; so is an
+    array of another library there, which becomes a tensor.
     """
 
     def own(buffer: Any) -> Any:
@@ -46,7 +47,11 @@ def replicate(name: str, value: Any, landing: Callable[[], Landing] | None = Non
             return buffer.detach().clone()
         return buffer.detach().clone(memory_format=torch.contiguous_format)
 
-    return _rebuild(value, own)
+    def other(leaf: Any) -> Any:
+        array = device_rows(name, leaf)
+        return leaf if array is None else own(array.tensor(name))
+
+    return _rebuild(value, own, other)
 
 
 def element_of(value: Any, start: int, end: int, total: int) -> Any:
@@ -77,17 +82,17 @@ def unpinned(value: Any) -> Any:
     return _rebuild(value, lambda b: b.clone() if isinstance(b, torch.Tensor) and b.is_pinned() else b)
 
 
-def _rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
-    """``value`` with every tensor and array replaced and every container made anew."""
+def _rebuild(value: Any, replace: Callable[[Any], Any], other: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
+    """``value`` with every tensor and array replaced and every container made anew; other: of what is neither."""
     if isinstance(value, _BUFFERS):
         return replace(value)
     if isinstance(value, Mapping):
-        return {key: _rebuild(item, replace) for key, item in value.items()}
+        return {key: _rebuild(item, replace, other) for key, item in value.items()}
     if isinstance(value, list):
-        return [_rebuild(item, replace) for item in value]
+        return [_rebuild(item, replace, other) for item in value]
     if isinstance(value, tuple):
-        items = [_rebuild(item, replace) for item in value]
+        items = [_rebuild(item, replace, other) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value  # of a type that may not be made from a list
         return value._make(items) if hasattr(value, "_make") else tuple(items)
-    return value
+    return other(value)
