@@ -27,7 +27,7 @@ type contextCache struct {
 
 	dev    gpu.Device
 	stream gpu.Stream
-	thread int // whose stream it is, where each thread has its own; 0: anybody's
+	thread int // that enqueued last, where each thread has a stream of its own
 	tables [2]*pageTable
 	store  snapshotStore
 	most   memoryPlan
@@ -200,9 +200,7 @@ func (x *contextCache) open(options *C.pc_context_options, cfg *coordinator.Conf
 			return status.New(status.InvalidArgument, "options: a page table was made in CUDA context %#x, the coordinator is in %#x, expected one context for both", uintptr(t.dev.Context()), uintptr(x.dev.Context()))
 		}
 	}
-	if x.stream = streamOn(x.dev, options.stream); x.stream == gpu.PerThreadStream {
-		x.thread = syscall.Gettid()
-	}
+	x.stream = streamOn(x.dev, options.stream)
 	bytes := int64(payloads*x.maxBatch*int(final.MaxRequests)) * 4
 	if x.pinned, err = x.dev.AllocHost(bytes); err != nil {
 		return err
@@ -223,21 +221,26 @@ func (x *contextCache) mostBytes() int64 {
 	return n
 }
 
-// ownThread refuses a thread that means another stream than the coordinator's: what it
-// waits for says nothing about that.
-func (x *contextCache) ownThread() error {
-	if x.thread != 0 && x.thread != syscall.Gettid() {
-		return status.New(status.InvalidArgument, "context: its stream is %d, which each thread has of its own, and this thread is not the one that created it", uintptr(x.stream))
-	}
-	return nil
-}
+// elsewhere reports whether this thread means another stream than the one that was
+// enqueued on last, since each has a stream of its own.
+func (x *contextCache) elsewhere() bool { return x.thread != 0 && x.thread != syscall.Gettid() }
 
-// admit refuses a thread, or a stream, that nothing can be enqueued on.
-func (x *contextCache) admit() error {
-	if err := x.ownThread(); err != nil {
+// admit refuses a thread, or a stream, that nothing can be enqueued on, and puts what
+// follows behind what another thread has enqueued.
+func (x *contextCache) admit(regions ...gpu.Region) error {
+	if err := x.dev.Check(x.stream, regions); err != nil {
 		return err
 	}
-	return x.dev.Check(x.stream, nil)
+	if x.stream != gpu.PerThreadStream {
+		return nil
+	}
+	if x.elsewhere() {
+		if err := x.dev.DrainAll(); err != nil {
+			return err
+		}
+	}
+	x.thread = syscall.Gettid()
+	return nil
 }
 
 // close gives back what open got so far.
@@ -350,12 +353,8 @@ func pcgo_context_synchronize(h C.pc_handle) (st C.pc_status) {
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := x.ownThread(); err != nil {
-		x.leave(&st)
-		return fail(err)
-	}
 	// The wait may be long: others may look meanwhile. The handle stays held.
-	dev, stream := x.dev, x.stream
+	dev, stream, elsewhere := x.dev, x.stream, x.elsewhere()
 	x.unlock()
 	defer func() {
 		if r := recover(); r != nil {
@@ -367,7 +366,12 @@ func pcgo_context_synchronize(h C.pc_handle) (st C.pc_status) {
 		x.entry.leave()
 	}()
 	began := gpu.Now()
-	err := dev.Drain(stream)
+	var err error
+	if elsewhere {
+		err = dev.DrainAll()
+	} else {
+		err = dev.Drain(stream)
+	}
 	x.syncs.add(gpu.Now() - began)
 	return fail(err)
 }

@@ -73,6 +73,17 @@ func (x *contextCache) ready(in *C.pc_admission) error {
 	return x.c.Ready(&a, uint64(in.stream))
 }
 
+// checkCapture is checkStep for a step that enqueues captures of snapshots and nothing else.
+func (x *contextCache) checkCapture(work *C.pc_work) error {
+	if x.store.recurrent.at != 0 {
+		return x.checkStep(work)
+	}
+	if err := checkWork(work); err != nil {
+		return err
+	}
+	return nil
+}
+
 // plainStep is a step that takes nothing but the request.
 func plainStep(ctx, request C.pc_handle, work *C.pc_work, step func(*coordinator.Coordinator, coordinator.Handle, []coordinator.Command) (int, error)) (st C.pc_status) {
 	x, serr := enterContext(ctx)
@@ -196,7 +207,7 @@ func pcgo_context_complete_decode(ctx, request C.pc_handle, a *C.pc_advance, wor
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := x.checkStep(work); err != nil {
+	if err := x.checkCapture(work); err != nil {
 		return fail(err)
 	}
 	common, publishable, serr := x.advance(a, true)
@@ -216,7 +227,7 @@ func pcgo_context_begin_compaction(ctx, request C.pc_handle, oldToNew *C.int32_t
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := x.checkStep(work); err != nil {
+	if err := checkWork(work); err != nil {
 		return fail(err)
 	}
 	m, serr := slice[int32]("old_to_new", unsafe.Pointer(oldToNew), count)
@@ -227,7 +238,7 @@ func pcgo_context_begin_compaction(ctx, request C.pc_handle, oldToNew *C.int32_t
 	if deviceMapping != 0 {
 		mapping.Bytes = int64(len(m)) * 4
 	}
-	if err := x.dev.Check(x.stream, []gpu.Region{mapping}); err != nil {
+	if err := x.admit(mapping); err != nil {
 		return fail(err)
 	}
 	h := coordinator.Handle(request)
@@ -273,10 +284,7 @@ func pcgo_context_move_slots(ctx C.pc_handle, model C.uint32_t, oldToNew *C.int3
 	if lengths != 0 {
 		region.Bytes = 4 * int64(x.maxBatch)
 	}
-	if err := x.ownThread(); err != nil {
-		return fail(err)
-	}
-	if err := x.dev.Check(x.stream, []gpu.Region{region}); err != nil {
+	if err := x.admit(region); err != nil {
 		return fail(err)
 	}
 	return fail(x.store.moveSlots(x.dev, x.stream, m, uint64(lengths), model == C.PC_BASE))
@@ -290,9 +298,6 @@ func pcgo_context_finish(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_sta
 		return fail(serr)
 	}
 	if err := checkWork(work); err != nil {
-		return fail(err)
-	}
-	if err := x.ownThread(); err != nil { // it enqueues nothing
 		return fail(err)
 	}
 	h := coordinator.Handle(request)
@@ -309,11 +314,6 @@ func pcgo_context_abandon(ctx, request C.pc_handle, drained C.uint32_t) (st C.pc
 	}
 	if drained > 1 {
 		return failNew(status.InvalidArgument, "drained: %d, expected 0 or 1", uint32(drained))
-	}
-	if drained == 1 {
-		if err := x.ownThread(); err != nil {
-			return fail(err)
-		}
 	}
 	h := coordinator.Handle(request)
 	info, err := x.c.Request(h)

@@ -140,9 +140,6 @@ func pcgo_context_report(ctx, request C.pc_handle, outcome C.uint32_t, work *C.p
 	if err := checkWork(work); err != nil {
 		return fail(err)
 	}
-	if err := x.ownThread(); err != nil {
-		return fail(err)
-	}
 	h := coordinator.Handle(request)
 	info, err := x.c.Request(h)
 	if err != nil {
@@ -152,11 +149,6 @@ func pcgo_context_report(ctx, request C.pc_handle, outcome C.uint32_t, work *C.p
 	case !info.InFlight || x.handed == 0:
 		return failNew(status.WrongState, "report: the request has no work outstanding")
 	case outcome == C.PC_WORK_DONE:
-		if x.enqueues(x.next + x.handed) {
-			if err := x.admit(); err != nil {
-				return fail(err) // and it may be reported again
-			}
-		}
 		x.next += x.handed
 		x.handed = 0
 		return x.carryOut(h, work)
@@ -171,16 +163,6 @@ func pcgo_context_report(ctx, request C.pc_handle, outcome C.uint32_t, work *C.p
 		return fail(x.c.Report(h, coordinator.SyncFailed, x.next))
 	}
 	return failNew(status.InvalidArgument, "outcome: %d, expected PC_WORK_DONE (0) to PC_WORK_SYNC_FAILED (2)", uint32(outcome))
-}
-
-// enqueues reports whether a command of ours is left, from the one at next on.
-func (x *contextCache) enqueues(next int) bool {
-	for i := next; i < x.count; i++ {
-		if c := &x.commands[i]; !c.Kind.Runtime() && c.Kind != coordinator.CmdSynchronize {
-			return true
-		}
-	}
-	return false
 }
 
 // synchronises reports whether the host has a synchronisation in hand.

@@ -1,6 +1,9 @@
 package main
 
-import "libprefixcache/gpu"
+import (
+	"libprefixcache/core/status"
+	"libprefixcache/gpu"
+)
 
 // giving is what becomes of giving an object's parts back: each is tried, whatever
 // became of the others, and the first error is the one to tell.
@@ -38,6 +41,7 @@ func giveBack(what string, dev gpu.Device, parts func(*giving)) error {
 	}
 	if g.err != nil {
 		tellLost(what, g.err)
+		return status.New(status.Device, "%v", g.err) // a refusal, too: it cannot be tried again
 	}
-	return g.err
+	return nil
 }

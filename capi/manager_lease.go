@@ -26,7 +26,7 @@ var overQuota = status.New(status.RequestFailed, "quota: the tenant's leases and
 func (m *manager) refused(now *status.Error, held, want, most prefix.Demand) C.pc_status {
 	for pool := range want {
 		if want[pool] > 0 && held[pool]+want[pool] > most[pool] {
-			return m.never(prefix.Resource(pool), held[pool], want[pool], most[pool], now == overQuota || now == noSnapshotInQuota)
+			return m.never(prefix.Resource(pool), held[pool], want[pool], most[pool], now == overQuota)
 		}
 	}
 	return fail(now)

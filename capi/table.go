@@ -185,6 +185,12 @@ func (t *pageTable) settle() error {
 		defer func(began int64) { t.waits.add(gpu.Now() - began) }(gpu.Now())
 	}
 	switch {
+	case t.unmarked && t.last == gpu.PerThreadStream: // of whichever thread
+		if err := t.dev.DrainAll(); err != nil {
+			return err
+		}
+		t.unmarked = false
+		return nil
 	case t.unmarked:
 		if err := t.dev.Drain(t.last); err != nil {
 			return err

@@ -110,17 +110,31 @@ int gpu_stream_capturing(uintptr_t stream, int *status) {
     if (swapped == CUDA_SUCCESS) cuThreadExchangeStreamCaptureMode(&mode); \
     return r;
 
+/* Makes ctx current where it is not; whether it has to be popped again. */
+static CUresult push_other(uintptr_t ctx, int *pushed) {
+    CUcontext current = NULL;
+    CUresult r = cuCtxGetCurrent(&current);
+    *pushed = 0;
+    if (r != CUDA_SUCCESS || current == (CUcontext)ctx) return r;
+    r = cuCtxPushCurrent((CUcontext)ctx);
+    *pushed = r == CUDA_SUCCESS;
+    return r;
+}
+
+static void pop(int pushed) {
+    CUcontext own = NULL;
+    if (pushed) cuCtxPopCurrent(&own);
+}
+
 static int ask_stream(CUresult (*call)(CUstream), uintptr_t stream) { RELAXED(call(STREAM(stream))) }
 
 static int ask_stream_in(uintptr_t ctx, int ordinal, CUresult (*call)(CUstream), uintptr_t stream,
                          unsigned long long *refused) {
-    CUcontext current = NULL;
-    CUresult r = cuCtxGetCurrent(&current);
-    int other = r == CUDA_SUCCESS && current != (CUcontext)ctx;
-    if (other) r = cuCtxPushCurrent((CUcontext)ctx);
+    int pushed;
+    CUresult r = push_other(ctx, &pushed);
     *refused = r == CUDA_SUCCESS ? gpu_admit(ctx, ordinal, stream, 0, 0) : verdict(GPU_DRIVER_FAILED, r, 0);
     if (r == CUDA_SUCCESS && !*refused) r = ask_stream(call, stream);
-    if (other) cuCtxPopCurrent(&current);
+    pop(pushed);
     return r;
 }
 
@@ -130,6 +144,17 @@ int gpu_stream_query(uintptr_t ctx, int ordinal, uintptr_t stream, unsigned long
 int gpu_stream_wait(uintptr_t ctx, int ordinal, uintptr_t stream, unsigned long long *refused) {
     return ask_stream_in(ctx, ordinal, cuStreamSynchronize, stream, refused);
 }
+
+static int wait_all(void) { RELAXED(cuCtxSynchronize()) }
+
+int gpu_context_wait(uintptr_t ctx) {
+    int pushed;
+    CUresult r = push_other(ctx, &pushed);
+    if (r == CUDA_SUCCESS) r = wait_all();
+    pop(pushed);
+    return r;
+}
+
 static int ask(CUresult (*call)(CUevent), uintptr_t event) { RELAXED(call((CUevent)event)) }
 
 static int ask_somewhere(uintptr_t ctx, CUresult (*call)(CUevent), uintptr_t event) {

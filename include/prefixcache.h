@@ -1254,8 +1254,9 @@ PC_API pc_status pc_table_compact_rows(pc_handle table, const int32_t *old_to_ne
  * Copy the changed rows to the device, in order on the stream.
  *   stream    cudaStream_t, 0 being CUDA's legacy default stream; ignored without a GPU
  *   uploaded  out: 1 when something was enqueued, 0 when nothing had changed; may be null
- * Returns PC_OK, PC_ERROR_BUSY, PC_ERROR_DEVICE, PC_ERROR_INTERNAL (an invariant is
- * broken).
+ * Returns PC_OK, PC_ERROR_BUSY, PC_ERROR_WRONG_STATE (the stream is being captured),
+ * PC_ERROR_INVALID_ARGUMENT (another context), PC_ERROR_DEVICE, PC_ERROR_INTERNAL (an
+ * invariant is broken).
  */
 PC_API pc_status pc_table_upload(pc_handle table, uint64_t stream, uint32_t *uploaded);
 
@@ -1399,8 +1400,8 @@ typedef struct pc_context_options {
     int64_t recurrent_budget; /* bytes for recurrent snapshots; hybrid kinds: at least one */
     int64_t partial_budget;   /* bytes for partial pages; hybrid: at least one */
     uint64_t stream;          /* cudaStream_t that orders all device work, 0 being CUDA's legacy default
-                                 stream; any number without a GPU. With
-                                 CU_STREAM_PER_THREAD the steps belong to the creating thread */
+                                 stream; any number without a GPU. With CU_STREAM_PER_THREAD a step of
+                                 another thread than the last one waits for the device */
     pc_cache_resources base;
     pc_cache_resources draft; /* EAGLE; else all zero */
     uint64_t reserved[4];
@@ -1718,9 +1719,9 @@ PC_API pc_status pc_context_shutdown(pc_handle context, uint32_t drained);
  * Wait until everything enqueued on the coordinator's stream is done: the way to
  * carry out PC_WORK_SYNCHRONIZE for hosts without a CUDA runtime. Without a GPU
  * returns at once.
- * Returns PC_OK, PC_ERROR_DEVICE (report PC_WORK_SYNC_FAILED); PC_ERROR_WRONG_STATE (the
- * stream is being captured) and PC_ERROR_INVALID_ARGUMENT (another context, or another
- * thread where each has a stream of its own): not tried, report PC_WORK_FAILED.
+ * Any thread, whatever CUDA context it has.
+ * Returns PC_OK, PC_ERROR_DEVICE (report PC_WORK_SYNC_FAILED), PC_ERROR_WRONG_STATE (the
+ * stream is being captured: not tried, report PC_WORK_FAILED).
  */
 PC_API pc_status pc_context_synchronize(pc_handle context);
 

@@ -106,6 +106,11 @@ func (c *Coordinator) growRows(r *request, room Headroom) (grew bool, err error)
 		}
 		if !ok {
 			r.stage = StageFinishing
+			if c.manager.Feasible(prefix.Demand{int(moreBase), int(moreDraft)}) { // then it is the tenant that may not have them
+				most := c.manager.LeaseQuota(s.lease)
+				return false, status.New(status.RequestFailed, "prepareDecodeStep: quota: sequence %d holds %d base and %d draft pages, %d and %d more wanted, its tenant may hold %d and %d in all (tenant_quota)",
+					i, s.basePages, s.draftPages, moreBase, moreDraft, most[prefix.BasePages], most[prefix.DraftPages])
+			}
 			return false, status.New(status.RequestFailed, "prepareDecodeStep: no page for sequence %d: %d base and %d draft pages held, %d and %d more wanted, the pools have %d and %d in all",
 				i, s.basePages, s.draftPages, moreBase, moreDraft, c.manager.Capacity(prefix.BasePages), c.manager.Capacity(prefix.DraftPages))
 		}

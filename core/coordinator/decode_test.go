@@ -38,6 +38,18 @@ func TestC94_RowWidthIsTheLimit(t *testing.T) {
 	r.emptied()
 }
 
+// A tenant that may not have another page hears of its quota, and not of the pool.
+func TestC94_ATenantAtItsQuotaIsToldSo(t *testing.T) {
+	r := newRig(t, KindVanilla, pages(9), func(c *Config) { c.TenantQuota = 500 })
+	q := r.full(prompts(seq(1, 16))) // 4 pages of the 4 that a tenant may hold
+	err := r.prepareDecode(q)
+	r.wantCode(err, status.RequestFailed)
+	if want := "quota: sequence 0 holds 4 base and 0 draft pages, 1 and 0 more wanted, its tenant may hold 4 and 1 in all (tenant_quota)"; !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+	r.must(r.finish(q))
+}
+
 // TensorRT-LLM #1279: an exhausted pool fails the request, nothing else.
 func TestC94_AnExhaustedPoolFailsTheRequest(t *testing.T) {
 	r := newRig(t, KindVanilla, pages(9), requests(2))

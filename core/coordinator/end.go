@@ -118,10 +118,5 @@ func (c *Coordinator) Close() error {
 	if c.active > 0 {
 		return status.New(status.Busy, "close: %d requests are live or quarantined", c.active)
 	}
-	for _, t := range c.tables() {
-		if t != nil {
-			t.Leave()
-		}
-	}
 	return nil
 }

@@ -40,9 +40,9 @@ const (
 
 const noPage int32 = -1
 
-// NewPageTable makes a table of maxBatch rows of width pages over a pool of
-// pages K pages: max_batch, row_width and num_pages of the options, whose names texts have. All rows start empty and dirty, so that the first upload
-// transfers the whole table (C-79).
+// NewPageTable makes a table of maxBatch rows of width pages over a pool of pages K
+// pages: max_batch, row_width and num_pages of the options, whose names texts have. All
+// rows start empty and dirty, so that the first upload transfers the whole table (C-79).
 func NewPageTable(maxBatch, width, pages int32) (*PageTable, error) {
 	if err := CheckPageTable(maxBatch, width, pages); err != nil {
 		return nil, err

@@ -316,11 +316,6 @@ func TestC78_StagingIsRewrittenOnlyAfterTheEarlierCopy(t *testing.T) {
 	if upload(false, true) {
 		t.Error("an upload waits although the stream was drained")
 	}
-	table.Leave() // the next coordinator may have another stream
-	table.Drained()
-	if !upload(false, true) {
-		t.Error("an upload does not wait for one of a former coordinator")
-	}
 	// A row that changes while its upload is out is dirty again.
 	_ = table.SetRow(1, []int32{4})
 	if n, err := table.PlanUpload(Base, dst); n == 0 || err != nil {

@@ -91,7 +91,3 @@ func (t *PageTable) Drained() {
 		t.uploadPending = false
 	}
 }
-
-// Leave tells the table that its coordinator is no more: the next one may have another
-// stream.
-func (t *PageTable) Leave() { t.foreign = t.uploadPending }

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "model.hpp"
+#include "call.hpp"
 
 using sim::model;
 
@@ -73,7 +73,9 @@ void simcuda_reset(uint64_t seed) {
     m.calls.clear();
     m.faults.clear();
     m.fail_in = m.operation_fails_in = 0;
+    m.fail_all_kinds = 0;
     m.down = false;
+    sim::capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;  // of this thread
 }
 
 void simcuda_shut_down(void) {
@@ -100,6 +102,12 @@ void simcuda_fail_nth(int kinds, int n, CUresult code) {
     std::lock_guard<std::mutex> lock(model().mutex);
     model().fail_kinds = kinds;
     model().fail_in = n;
+    model().fail_code = code;
+}
+
+void simcuda_fail_all(int kinds, CUresult code) {
+    std::lock_guard<std::mutex> lock(model().mutex);
+    model().fail_all_kinds = kinds;
     model().fail_code = code;
 }
 

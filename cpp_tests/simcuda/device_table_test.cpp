@@ -229,6 +229,21 @@ TEST_F(DeviceTable, DestroySaysWhatItCouldNotGiveBack) {
     simcuda_reset(1);
 }
 
+// Memory that a copy may still use is not given back, whatever that costs.
+TEST_F(DeviceTable, DestroyKeepsWhatItCannotWaitFor) {
+    open(1);
+    simcuda_policy(SIMCUDA_LATE);
+    ASSERT_EQ(upload(), PC_OK);
+    simcuda_fail_all(SIMCUDA_WAIT, CUDA_ERROR_UNKNOWN);
+    EXPECT_EQ(api->table_destroy(&table), PC_ERROR_DEVICE);
+    simcuda_fail_all(0, CUDA_SUCCESS);
+    EXPECT_NE(leaks().find("pinned memory"), std::string::npos) << leaks();
+    EXPECT_NE(leaks().find("device memory"), std::string::npos) << leaks();
+    ASSERT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
+    EXPECT_EQ(faults(), "");
+    simcuda_reset(1);
+}
+
 // A host with static objects destroys them when the driver is gone: nothing is wrong then.
 TEST_F(DeviceTable, DestroyAfterTheDriverIsSilent) {
     open(1);
@@ -243,6 +258,28 @@ TEST_F(DeviceTable, DestroyAfterTheDriverIsSilent) {
     EXPECT_EQ(lines, 0);
     ASSERT_EQ(api->set_log(nullptr, nullptr, PC_LOG_WARNING), PC_OK);
     simcuda_reset(1);
+}
+
+// A context that cannot be made current for the moment is no reason to take the host's away.
+TEST_F(DeviceTable, AContextThatCannotBePushedIsNotPopped) {
+    for (int n = 1; n < 40; n++) {
+        open(1);
+        CUcontext own, other, current;
+        ASSERT_EQ(cuCtxGetCurrent(&own), CUDA_SUCCESS);
+        ASSERT_EQ(cuCtxCreate(&other, 0, 0), CUDA_SUCCESS);
+        simcuda_fail_nth(SIMCUDA_ASK, n, CUDA_ERROR_INVALID_CONTEXT);
+        EXPECT_EQ(api->table_destroy(&table), PC_OK) << api->last_error();
+        bool past = simcuda_armed();
+        simcuda_fail_nth(0, 0, CUDA_SUCCESS);
+        ASSERT_EQ(cuCtxGetCurrent(&current), CUDA_SUCCESS);
+        EXPECT_EQ(current, other) << "after the failure of call " << n;
+        while (cuCtxPopCurrent(&other) == CUDA_SUCCESS) {
+        }
+        ASSERT_EQ(cuCtxSetCurrent(own), CUDA_SUCCESS);
+        close();
+        if (past) return;
+    }
+    FAIL() << "the destroy never came through";
 }
 
 // The thread that destroys may have another context, or none, current.
@@ -261,6 +298,9 @@ TEST_F(DeviceTable, DestroyWorksInAnyContext) {
         ASSERT_EQ(api->table_destroy(&table), PC_OK) << api->last_error();
         ASSERT_EQ(cuCtxGetCurrent(&current), CUDA_SUCCESS);
         EXPECT_EQ(current, other) << "what was current still is";
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+        ASSERT_EQ(cuThreadExchangeStreamCaptureMode(&mode), CUDA_SUCCESS);
+        EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_GLOBAL) << "and so is the thread's capture mode";
         ASSERT_EQ(cuCtxSetCurrent(own), CUDA_SUCCESS);
         close();
     }

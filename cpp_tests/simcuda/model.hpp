@@ -122,6 +122,7 @@ struct Pool {
 struct Model {
     std::mutex mutex;
     bool down = false;
+    int fail_all_kinds = 0;
     std::vector<std::shared_ptr<Operation>> blocked;  // what sleeping threads wait for
     std::mt19937_64 random{1};
     int policy = SIMCUDA_RANDOM;

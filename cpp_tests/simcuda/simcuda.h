@@ -60,6 +60,8 @@ enum {
 /* The n-th call from now (1: the next) of these kinds fails with code and does
  * nothing. n = 0 cancels. */
 void simcuda_fail_nth(int kinds, int n, CUresult code);
+/* Every call of these kinds from now on, likewise; kinds = 0 ends it. */
+void simcuda_fail_all(int kinds, CUresult code);
 /* Whether that failure is still to come. */
 int simcuda_armed(void);
 /* The n-th operation to run from now fails: it has no effect, and the context is

@@ -27,12 +27,15 @@ from prefixcache.context import (
     ContextCacheCoordinator,
     ContextCacheCoordinatorStatus,
     ContextCacheDeploymentKind,
+    ContextCacheExecutionMode,
     ContextCachePhysicalResources,
     ContextCacheSequenceAdmission,
+    ContextCacheSequenceAdvance,
     DeploymentConfig,
     HostCacheManager,
     KVPageTable,
     ModelConfig,
+    SpecConfig,
     _abi,
 )
 
@@ -217,4 +220,53 @@ def test_a_synchronisation_that_cannot_be_tried_poisons_nothing(driver):
         assert not coordinator.metrics()["poisoned"]
         assert coordinator.finish(request) == ContextCacheCoordinatorStatus.OK
     table.close()
+    driver.end_stream(stream)
+
+
+@pytest.mark.parametrize("why", ["capture", "driver"])
+def test_work_of_ours_that_cannot_follow_the_hosts_breaks_the_step_off(driver, why):
+    """Synchronise, then upload the mapping: the only list where our command follows one of the host's."""
+    stream = driver.stream()
+    shape = {"num_pages": 32, "max_pages_per_seq": 8, "tokens_per_page": 4}
+    tables = [KVPageTable(2, 8, 32, host_memory=False) for _ in range(2)]
+    caches = [HostCacheManager(max_batch_size=2, attention=[KV], **shape) for _ in range(2)]
+    deployment = DeploymentConfig(ModelConfig(max_batch_size=2))
+    deployment.draft, deployment.spec = ModelConfig(max_batch_size=2), SpecConfig(6, 5, 1, [0])
+    config = ContextCacheConfig(enabled=True, tokens_per_page=4, host_memory=False, max_requests=2)
+    resources = ContextCachePhysicalResources(caches[0], tables[0], caches[1], tables[1])
+    mapping = driver.alloc(bytes(8))
+    spoil = []
+
+    def synchronise(of):
+        driver.drain(of)
+        if spoil:
+            spoil.clear()
+            if why == "capture":
+                driver.capture(stream)
+            else:
+                driver.fail(1)
+        return 0
+
+    kind, eagle = ContextCacheDeploymentKind.EAGLE, ContextCacheExecutionMode.EAGLE
+    with ContextCacheCoordinator(config, deployment, kind, resources, stream, synchronise) as coordinator:
+        admission = ContextCacheBatchAdmission([ContextCacheSequenceAdmission(list(range(9)))], execution_mode=eagle)
+        request = coordinator.begin_request(admission, stream).admission.request
+        coordinator.prepare_prefill(request)
+        coordinator.enqueue_prefill_captures(request)
+        coordinator.finalize_prefill_publication(request, [ContextCacheSequenceAdvance([7], 9)], [9])
+        spoil.append(why)
+        with pytest.raises(PrefixCacheError, match="captured" if why == "capture" else "OUT_OF_MEMORY"):
+            coordinator.begin_batch_compaction(request, [0], 1, mapping)
+        if why == "capture":
+            assert driver.end_capture(stream) == ACTIVE
+        driver.fail(0)
+        other = coordinator.begin_request(
+            ContextCacheBatchAdmission([ContextCacheSequenceAdmission([1])], slots=[1]), stream
+        )
+        assert other.admission is not None, "one request's step stands in nobody's way"
+        for live in (other.admission.request, request):
+            assert coordinator.finish(live) == ContextCacheCoordinatorStatus.OK
+    for table in tables:
+        table.close()
+    driver.free(mapping)
     driver.end_stream(stream)

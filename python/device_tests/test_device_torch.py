@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from types import SimpleNamespace
+
 import pytest
 import sim_driver
 import torch
@@ -208,6 +211,56 @@ def test_a_failed_write_is_no_want_of_memory_now(make_host, driver, cuda):
     end_without_a_context(host, driver)
     cuda.addresses.clear()
     cuda.stream = driver.stream()
+
+
+def test_an_event_leaves_captures_of_other_threads_alone(make_host, driver, cuda):
+    host, model = make_host(), driver.stream()
+    host.arrive("A", [0, 1])
+    host.begin({"A": 2})
+    host.read(host.save(hidden=outputs(cuda)[0]), "A")
+    host.view.computed["A"] = 0
+    event = torch.cuda.Event(driver, cuda.stream)
+    event.record()
+    hidden = outputs(cuda)[0]
+    driver.dll.simcuda_capture(ctypes.c_void_p(model), 0)  # in global mode, torch's default
+    step = host.save(hidden=hidden, event=event)
+    assert driver.end_capture(model) == 1, "the capture was spoilt"
+    assert same(host.read(step, "A").hidden_states["A"], rows("A", 0, 2))
+    driver.end_event(event.cuda_event)
+    driver.end_stream(model)
+
+
+class Deleted:
+    """An array whose memory is gone, as another library's raises it."""
+
+    @property
+    def __cuda_array_interface__(self):
+        raise RuntimeError("deleted")
+
+
+class Sharded:
+    def __dlpack_device__(self):
+        raise BufferError("on many devices")
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        SimpleNamespace(__cuda_array_interface__={"typestr": "<u4", "shape": (2,), "data": (64, False), "version": 3}),
+        SimpleNamespace(__cuda_array_interface__={"typestr": "<f4", "shape": (2,), "data": (64, False), "mask": 1}),
+        SimpleNamespace(__cuda_array_interface__=7),
+        Deleted(),
+        Sharded(),
+        Deleted,
+    ],
+    ids=["element type", "mask", "odd", "deleted", "sharded", "class"],
+)
+def test_what_torch_cannot_take_inside_of_leftovers_is_passed_on(make_host, cuda, leaf):
+    host = make_host()
+    host.arrive("A", [0, 1])
+    host.begin({"A": 2})
+    out = host.read(host.save({"meta": [leaf]}, hidden=outputs(cuda)[0]), "A").mm_outputs["meta"]["A"]
+    assert out[0] is leaf
 
 
 @pytest.mark.parametrize("nest", [lambda a: {"x": a}, lambda a: [a], lambda a: (1, a)], ids=["dict", "list", "tuple"])

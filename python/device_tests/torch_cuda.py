@@ -14,8 +14,6 @@ import torch
 
 from prefixcache._landing import Landing
 
-NOT_READY = 600
-
 
 class Event:
     """As torch's: of another stream, with the number once it was recorded."""
@@ -27,12 +25,6 @@ class Event:
 
     def record(self):
         self.cuda_event = self.driver.event(self.stream)
-
-    def query(self):
-        code = self.driver.dll.cuEventQuery(ctypes.c_void_p(self.cuda_event))
-        if code not in (0, NOT_READY):
-            raise RuntimeError(f"CUDA error: {code}")
-        return code == 0
 
 
 class FakeTensor(torch.Tensor):

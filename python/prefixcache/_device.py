@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from operator import index
 from typing import Any
 
@@ -62,14 +63,30 @@ def event_number(event: Any) -> int:
         raise PrefixCacheArgumentError("event is 0: it was never recorded, expected one recorded behind the outputs")
     if isinstance(event, torch.cuda.Event):
         refuse_capture()
-        try:
-            event.query()  # waiting for one that a capture recorded would draw the current stream into that capture
-        except RuntimeError as e:
+        # Waiting for one that a capture recorded would draw the current stream into that capture.
+        if _query(number) in (_INVALID_VALUE, _CAPTURED_EVENT):
             raise error_of(
-                WRONG_STATE, f"event {number:#x} cannot be waited for, as one that was recorded into a CUDA graph: {e}"
-            ) from e
+                WRONG_STATE, f"event {number:#x} was recorded into a CUDA graph, expected one that a stream reaches"
+            )
         event.wait()
     return number
+
+
+_RELAXED, _INVALID_VALUE, _CAPTURED_EVENT = 2, 1, 907  # CUstreamCaptureMode, CUresult
+
+
+def _query(event: int) -> int:
+    """cuEventQuery, which in the thread's usual mode would end a capture of another thread; 0 without the driver."""
+    try:
+        driver = ctypes.CDLL(os.environ.get("PREFIXCACHE_CUDA_DRIVER") or "libcuda.so.1")
+        mode = ctypes.c_int(_RELAXED)
+        swapped = driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == 0
+        result: int = driver.cuEventQuery(ctypes.c_void_p(event))
+        if swapped:
+            driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    except (OSError, AttributeError):  # the library has none either, and says so
+        return 0
+    return result
 
 
 def refuse_capture() -> None:

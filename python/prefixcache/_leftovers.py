@@ -34,7 +34,7 @@ def replicate(name: str, value: Any, landing: Callable[[], Landing] | None = Non
     Mappings, lists and tuples are rebuilt; other values are passed on as they are.
     A tensor keeps all its rows, also those past the scheduled tokens. One on a CUDA
     device is copied through ``landing()``, and readable once that has waited; so is an
-    array of another library there, which becomes a tensor.
+    array of another library there that torch can take, which becomes a tensor.
     """
 
     def own(buffer: Any) -> Any:
@@ -48,8 +48,12 @@ def replicate(name: str, value: Any, landing: Callable[[], Landing] | None = Non
         return buffer.detach().clone(memory_format=torch.contiguous_format)
 
     def other(leaf: Any) -> Any:
-        array = device_rows(name, leaf)
-        return leaf if array is None else own(array.tensor(name))
+        try:
+            array = device_rows(name, leaf)
+            tensor = None if array is None else array.tensor(name)
+        except Exception:  # what torch cannot take is passed on, too
+            return leaf
+        return leaf if tensor is None else own(tensor)
 
     return _rebuild(value, own, other)
 

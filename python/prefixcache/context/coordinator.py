@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefixcache import PrefixCacheArgumentError, PrefixCacheError
-from prefixcache._errors import BAD_HANDLE, INVALID_ARGUMENT, WRONG_STATE
+from prefixcache._errors import BAD_HANDLE, WRONG_STATE
 from prefixcache._ffi import kept, tell
 from prefixcache.context import _abi
 from prefixcache.context._arguments import (
@@ -329,7 +329,7 @@ class ContextCacheCoordinator(Handle, Closing):
     def _synchronize(self) -> bool:
         if self._synchronizer is None:
             status = self._library.context_synchronize(self.handle)
-            if status in (WRONG_STATE, INVALID_ARGUMENT):
+            if status == WRONG_STATE:
                 self._check(status)  # it was not tried, which says nothing about the device
             return bool(status == 0)
         answer = self._synchronizer(self._stream)
@@ -370,8 +370,10 @@ class ContextCacheCoordinator(Handle, Closing):
         (PC_ERROR_BUSY, -36) that frees nothing (C-108): device work may still run on
         memory that would go. Repeatable."""
         with self._steps.exclusive("close"):
-            self._check(self._library.context_destroy(ctypes.byref(self._handle)))
-            self._manager._handle.value = 0  # went with it
+            status = self._library.context_destroy(ctypes.byref(self._handle))
+            if not self._handle.value:  # also where not everything could be given back
+                self._manager._handle.value = 0  # went with it
+            self._check(status)
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
