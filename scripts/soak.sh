@@ -30,6 +30,9 @@ while :; do
         env GPU_SEEDS=$((2000 * round)) go test ./gpu/... ./capi -count=1 -timeout 0
     run "coordinator on the simulated driver, $((2000 * round)) orders" \
         env GPU_SEEDS=$((2000 * round)) PREFIXCACHE_LIBRARY="$PWD/build/libprefixcache.so" build/cpp/cpp_tests/device_coordinator_test
+    run "coordinator of every kind on the simulated driver, $((1000 * round)) walks" \
+        env PYTHONPATH=python GPU_SEEDS=$((1000 * round)) \
+        "$PYTHON" -m pytest -q -p no:cacheprovider python/device_tests/test_device_context_random.py
     run "context cache from Python, seed $round" \
         env PYTHONPATH=python PREFIXCACHE_RANDOM_SEED="$round" PREFIXCACHE_RANDOM_STEPS=$((2000 * round)) \
         "$PYTHON" -m pytest -q -p no:cacheprovider python/tests/test_context_random.py

@@ -54,6 +54,16 @@ class Driver:
     def poke(self, address: int, data: bytes) -> None:
         assert not data or self.dll.simcuda_poke(c_uint64(address), data, c_size_t(len(data)))
 
+    def peek(self, address: int, size: int) -> bytes:
+        """Device bytes as they are now, whatever is queued."""
+        out = ctypes.create_string_buffer(size)
+        assert self.dll.simcuda_peek(c_uint64(address), out, c_size_t(size)), f"{address:#x} is no device memory"
+        return out.raw
+
+    def step(self, operations: int = 1 << 30) -> None:
+        """Runs queued work, and nobody hears of it: the library still has to wait for what it needs."""
+        self.dll.simcuda_step(operations)
+
     def stream(self, flags: int = NON_BLOCKING) -> int:
         made = c_void_p()
         self._call("cuStreamCreate", byref(made), flags)
@@ -94,6 +104,10 @@ class Driver:
     def fail(self, nth: int, kinds: int = ANY, code: int = OUT_OF_MEMORY) -> None:
         """The nth driver call from now fails; 0: none."""
         self.dll.simcuda_fail_nth(kinds, nth, code)
+
+    def armed(self) -> bool:
+        """Whether that failure is still to come."""
+        return self.dll.simcuda_armed() != 0
 
     def fail_operation(self, nth: int, code: int = ILLEGAL_ADDRESS) -> None:
         """The nth operation that runs fails, and the context is lost."""

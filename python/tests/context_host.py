@@ -48,14 +48,15 @@ STATE = RecurrentShape(heads=1, head_dim=1, state_size=2, conv_dim=1, conv_kerne
 class Synchronizer:
     """Whose next answers a test chooses; it counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: int = STREAM) -> None:
+        self.stream = stream
         self.calls = 0
         self.answer: int | None = 0
         self.error: Exception | None = None
         self.hook: Callable[[], None] | None = None
 
     def __call__(self, stream: int) -> int | None:
-        assert stream == STREAM
+        assert stream == self.stream
         self.calls += 1
         if self.hook is not None:
             self.hook()
@@ -124,7 +125,7 @@ class Live:
 
     def __init__(self, rig: Rig, admission: ContextCacheBatchAdmission) -> None:
         self.rig = rig
-        self.begun = rig.coordinator.begin_request(admission, STREAM)
+        self.begun = rig.coordinator.begin_request(admission, rig.stream)
         assert self.begun.status is Status.OK, self.begun.status
         self.request: RequestHandle = self.begun.admission.request
         self.starts = self.begun.admission.prefill_starts
@@ -151,6 +152,7 @@ class Live:
 
     def finalize(self, token: int = 7) -> Status:
         advances, common = [], []
+        self.rig.synchronize()
         for row, slot in zip(self.rows, self.slots, strict=True):
             n = len(row.tokens)
             advances.append(ContextCacheSequenceAdvance([token], n))
@@ -183,6 +185,7 @@ class Live:
                 row.common = before
                 common.append(before)
             advances.append(ContextCacheSequenceAdvance(list(tokens), row.committed))
+        self.rig.synchronize()
         return self.rig.coordinator.complete_decode_step(
             self.request, advances, publish, common if self.eagle else None
         )
@@ -192,13 +195,20 @@ class Live:
         assert self.complete(accepted, publish) is Status.OK
         return self
 
+    def begin_compaction(self, old_to_new: Sequence[int], device_mapping: int | None = None) -> Status:
+        kept = sum(new >= 0 for new in old_to_new)
+        return self.rig.coordinator.begin_batch_compaction(self.request, old_to_new, kept, device_mapping)
+
+    def end_compaction(self, old_to_new: Sequence[int]) -> Status:
+        status = self.rig.coordinator.compact_batch(self.request)
+        if status is Status.OK:
+            self.rows = [row for row, new in zip(self.rows, old_to_new, strict=True) if new >= 0]
+            self.slots = list(range(len(self.rows)))
+        return status
+
     def compact(self, old_to_new: Sequence[int]) -> Live:
-        kept = [i for i, new in enumerate(old_to_new) if new >= 0]
-        c = self.rig.coordinator
-        assert c.begin_batch_compaction(self.request, old_to_new, len(kept)) is Status.OK
-        assert c.compact_batch(self.request) is Status.OK
-        self.rows = [self.rows[i] for i in kept]
-        self.slots = list(range(len(kept)))
+        assert self.begin_compaction(old_to_new) is Status.OK
+        assert self.end_compaction(old_to_new) is Status.OK
         return self
 
     def check(self) -> None:
@@ -212,6 +222,10 @@ class Live:
 
 class Rig:
     """A coordinator with everything around it."""
+
+    coordinator_class = ContextCacheCoordinator
+    stream = STREAM
+    host_memory = True
 
     def __init__(
         self,
@@ -233,16 +247,16 @@ class Rig:
         attention = [KV] if kind != Kind.PURE_RECURRENT else []
         recurrent = [STATE, STATE] if kind in (Kind.HYBRID, Kind.PURE_RECURRENT) else []
         shape = {"num_pages": pages, "max_pages_per_seq": width, "tokens_per_page": tokens_per_page}
-        self.base = Cache(
+        self.base = self.new_cache(
             max_batch_size=max_batch, attention=attention, recurrent=recurrent, **(shape if attention else {})
         )
-        self.table = KVPageTable(max_batch, width, pages) if attention else None
+        self.table = KVPageTable(max_batch, width, pages, host_memory=self.host_memory) if attention else None
         self.draft = self.draft_table = None
         deployment = DeploymentConfig(ModelConfig(max_batch_size=max_batch))
         if kind == Kind.EAGLE:
             draft_batch = max_batch if draft_batch is None else draft_batch
-            self.draft = Cache(max_batch_size=draft_batch, attention=attention, **shape)
-            self.draft_table = KVPageTable(draft_batch, width, pages)
+            self.draft = self.new_cache(max_batch_size=draft_batch, attention=attention, **shape)
+            self.draft_table = KVPageTable(draft_batch, width, pages, host_memory=self.host_memory)
             deployment.draft = ModelConfig(max_batch_size=draft_batch)
             deployment.spec = SpecConfig(VERIFY, STEP, TOP_K, [0])
         config = ContextCacheConfig(
@@ -253,15 +267,25 @@ class Rig:
             original_recency=original_recency,
             shorten_victims=shorten_victims,
             weak_hash=weak_hash,
+            host_memory=self.host_memory,
             recurrent_snapshot_budget_bytes=snapshots * self.base.recurrent_slot_bytes(),
             partial_kv_snapshot_budget_bytes=snapshots * self.base.partial_slot_bytes() if recurrent else 0,
         )
         resources = ContextCachePhysicalResources(self.base, self.table, self.draft, self.draft_table)
-        self.sync = Synchronizer()
-        self.coordinator = ContextCacheCoordinator(config, deployment, kind, resources, STREAM, self.sync)
+        self.sync = self.new_synchronizer()
+        self.coordinator = self.coordinator_class(config, deployment, kind, resources, self.stream, self.sync)
         self.manager = self.coordinator.manager()
 
     # ------------------------------------------------------------ device memory
+
+    def new_cache(self, **shape: object) -> Cache:
+        return Cache(**shape)
+
+    def new_synchronizer(self) -> Synchronizer:
+        return Synchronizer()
+
+    def synchronize(self) -> None:
+        """The runtime waits for what it has computed."""
 
     def page(self, slot: int, at: int, draft: bool = False) -> int:
         table = self.draft_table if draft else self.table
@@ -319,7 +343,7 @@ class Rig:
         return Live(self, self.admission(*sequences, **policies))
 
     def refused(self, *sequences, **policies) -> Status:
-        begun = self.coordinator.begin_request(self.admission(*sequences, **policies), STREAM)
+        begun = self.coordinator.begin_request(self.admission(*sequences, **policies), self.stream)
         assert begun.admission is None
         return begun.status
 
