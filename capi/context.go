@@ -27,7 +27,7 @@ type contextCache struct {
 
 	dev    gpu.Device
 	stream gpu.Stream
-	thread int // that enqueued last, where each thread has a stream of its own
+	thread int // that enqueues, where each thread has a stream of its own; 0: none yet
 	tables [2]*pageTable
 	store  snapshotStore
 	most   memoryPlan
@@ -100,7 +100,9 @@ func (x *contextCache) giveUp() {
 func (x *contextCache) unlock() {
 	was, is := x.told, x.told
 	if !x.broken() { // else nobody knows what core would say
-		x.active.Store(int64(x.c.Active()))
+		if x.active.Store(int64(x.c.Active())); x.c.Active() == 0 {
+			x.thread = 0
+		}
 		is = x.degradations()
 		x.told = is
 	}
@@ -221,26 +223,36 @@ func (x *contextCache) mostBytes() int64 {
 	return n
 }
 
-// elsewhere reports whether this thread means another stream than the one that was
-// enqueued on last, since each has a stream of its own.
-func (x *contextCache) elsewhere() bool { return x.thread != 0 && x.thread != syscall.Gettid() }
+// ownThread refuses a thread that means another stream than the one that was enqueued on,
+// since each has a stream of its own: neither its work nor its waits are ordered with that.
+func (x *contextCache) ownThread() error {
+	if x.thread != 0 && x.thread != syscall.Gettid() {
+		return status.New(status.InvalidArgument, "context: its stream is %d, of which each thread has its own, and thread %d works on it; expected that thread, or a stream that was created", uintptr(x.stream), x.thread)
+	}
+	return nil
+}
 
-// admit refuses a thread, or a stream, that nothing can be enqueued on, and puts what
-// follows behind what another thread has enqueued.
+// admit refuses a thread, or a stream, that nothing can be enqueued on. Of threads with
+// streams of their own the first one works on it until no request is live.
 func (x *contextCache) admit(regions ...gpu.Region) error {
+	if err := x.ownThread(); err != nil {
+		return err
+	}
 	if err := x.dev.Check(x.stream, regions); err != nil {
 		return err
 	}
-	if x.stream != gpu.PerThreadStream {
-		return nil
+	if x.stream == gpu.PerThreadStream {
+		x.thread = syscall.Gettid()
 	}
-	if x.elsewhere() {
-		if err := x.dev.DrainAll(); err != nil {
-			return err
-		}
-	}
-	x.thread = syscall.Gettid()
 	return nil
+}
+
+// pendingHere is ownThread for an end of a request that work of the device is pending of.
+func (x *contextCache) pendingHere(h coordinator.Handle) error {
+	if info, err := x.c.Request(h); err != nil || !info.Pending {
+		return nil // core has the better error
+	}
+	return x.ownThread()
 }
 
 // close gives back what open got so far.
@@ -353,8 +365,12 @@ func pcgo_context_synchronize(h C.pc_handle) (st C.pc_status) {
 	if serr != nil {
 		return fail(serr)
 	}
+	if err := x.ownThread(); err != nil {
+		x.leave(&st)
+		return fail(err)
+	}
 	// The wait may be long: others may look meanwhile. The handle stays held.
-	dev, stream, elsewhere := x.dev, x.stream, x.elsewhere()
+	dev, stream := x.dev, x.stream
 	x.unlock()
 	defer func() {
 		if r := recover(); r != nil {
@@ -366,12 +382,7 @@ func pcgo_context_synchronize(h C.pc_handle) (st C.pc_status) {
 		x.entry.leave()
 	}()
 	began := gpu.Now()
-	var err error
-	if elsewhere {
-		err = dev.DrainAll()
-	} else {
-		err = dev.Drain(stream)
-	}
+	err := dev.Drain(stream)
 	x.syncs.add(gpu.Now() - began)
 	return fail(err)
 }

@@ -301,6 +301,9 @@ func pcgo_context_finish(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_sta
 		return fail(err)
 	}
 	h := coordinator.Handle(request)
+	if err := x.pendingHere(h); err != nil { // it enqueues nothing, and waits
+		return fail(err)
+	}
 	n, err := x.c.Finish(h, x.commands)
 	return x.begin(h, n, err, work)
 }
@@ -316,6 +319,11 @@ func pcgo_context_abandon(ctx, request C.pc_handle, drained C.uint32_t) (st C.pc
 		return failNew(status.InvalidArgument, "drained: %d, expected 0 or 1", uint32(drained))
 	}
 	h := coordinator.Handle(request)
+	if drained == 1 {
+		if err := x.pendingHere(h); err != nil {
+			return fail(err)
+		}
+	}
 	info, err := x.c.Request(h)
 	if err == nil && info.InFlight {
 		x.count, x.handed = 0, 0 // core drops the list with the request

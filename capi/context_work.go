@@ -73,6 +73,9 @@ func (x *contextCache) carryOut(h coordinator.Handle, work *C.pc_work) C.pc_stat
 			return C.PC_OK
 		}
 		if err := x.exec(h, c); err != nil {
+			if t := x.tables[c.Cache]; t != nil {
+				t.breakOff()
+			}
 			// The error of the device is the one to tell.
 			_ = x.c.Report(h, coordinator.EnqueueFailed, x.next)
 			x.count = 0
@@ -141,6 +144,9 @@ func pcgo_context_report(ctx, request C.pc_handle, outcome C.uint32_t, work *C.p
 		return fail(err)
 	}
 	h := coordinator.Handle(request)
+	if err := x.ownThread(); err != nil {
+		return fail(err) // the thread of the step can still report
+	}
 	info, err := x.c.Request(h)
 	if err != nil {
 		return fail(err)

@@ -178,6 +178,14 @@ func (t *pageTable) exec(c *coordinator.Command, stream gpu.Stream) error {
 	return status.New(status.Internal, "page table: command %v is not of a table", c)
 }
 
+// breakOff follows an upload that failed. What it enqueued on a stream of this thread's
+// own, no other thread can wait for later.
+func (t *pageTable) breakOff() {
+	if t.unmarked && t.last == gpu.PerThreadStream {
+		t.unmarked = t.dev.Drain(t.last) != nil
+	}
+}
+
 // settle waits until staging is free (C-78). The event does not cover copies of an
 // upload that failed before its record, nor anything before the first one.
 func (t *pageTable) settle() error {
@@ -185,12 +193,6 @@ func (t *pageTable) settle() error {
 		defer func(began int64) { t.waits.add(gpu.Now() - began) }(gpu.Now())
 	}
 	switch {
-	case t.unmarked && t.last == gpu.PerThreadStream: // of whichever thread
-		if err := t.dev.DrainAll(); err != nil {
-			return err
-		}
-		t.unmarked = false
-		return nil
 	case t.unmarked:
 		if err := t.dev.Drain(t.last); err != nil {
 			return err
@@ -352,6 +354,9 @@ func pcgo_table_upload(h C.pc_handle, stream C.uint64_t, uploaded *C.uint32_t) (
 		s := streamOn(t.dev, stream)
 		for i := 0; i < n && err == nil; i++ {
 			err = t.exec(&t.commands[i], s)
+		}
+		if err != nil {
+			t.breakOff()
 		}
 		t.t.FinishUpload(err == nil)
 	}

@@ -605,9 +605,9 @@ TEST_F(DeviceCoordinator, ASynchronisationThatCannotBeTriedPoisonsNothing) {
     EXPECT_EQ(text(simcuda_leaks), "");
 }
 
-// Each thread has a per-thread stream of its own: a step, or a synchronisation, of another
-// thread covers what the former one enqueued.
-TEST_F(DeviceCoordinator, AStreamOfEachThreadIsWaitedForByTheNextThread) {
+// Each thread has a per-thread stream of its own. The first that works on it goes on: a
+// step, a wait or an end of another thread would be of another stream, and is refused.
+TEST_F(DeviceCoordinator, AStreamOfEachThreadBelongsToTheThreadThatWorksOnIt) {
     simcuda_reset(1);
     {
         Runtime runtime(1, reinterpret_cast<cudaStream_t>(CU_STREAM_PER_THREAD));
@@ -615,21 +615,35 @@ TEST_F(DeviceCoordinator, AStreamOfEachThreadIsWaitedForByTheNextThread) {
         CUcontext own = nullptr;
         must(cuCtxGetCurrent(&own), "cuCtxGetCurrent");
         OneRequest r(runtime);
-        ASSERT_EQ(r.preparePrefill(), PC_OK) << r.api.last_error();
-        EXPECT_GT(simcuda_queued(), 0U);
-        std::thread([&] {
-            must(cuCtxSetCurrent(own), "cuCtxSetCurrent");
+        auto const elsewhere = [&](auto body) {
+            std::thread([&] {
+                must(cuCtxSetCurrent(own), "cuCtxSetCurrent");
+                body();
+            }).join();
+        };
+        elsewhere([&] {  // created here, worked on there
+            ASSERT_EQ(r.preparePrefill(), PC_OK) << r.api.last_error();
+            EXPECT_GT(simcuda_queued(), 0U);
+            auto const refused = [&](pc_status status) {
+                EXPECT_EQ(status, PC_ERROR_INVALID_ARGUMENT);
+                EXPECT_NE(std::string(r.api.last_error()).find("thread"), std::string::npos) << r.api.last_error();
+            };
+            std::thread([&] {
+                must(cuCtxSetCurrent(own), "cuCtxSetCurrent");
+                refused(r.capture());
+                refused(r.moveSlots());
+                refused(r.finish());
+                refused(r.api.context_synchronize(r.context()));
+                refused(r.api.context_abandon(r.context(), r.request, 1));
+            }).join();
+            EXPECT_GT(simcuda_queued(), 0U);
+            EXPECT_EQ(r.capture(), PC_OK) << r.api.last_error();
             EXPECT_EQ(r.finish(), PC_OK) << r.api.last_error();
-            EXPECT_EQ(simcuda_queued(), 0U) << "pages were given back under work of the other thread";
-            OneRequest next(runtime);
-            EXPECT_EQ(next.preparePrefill(), PC_OK) << next.api.last_error();
-            EXPECT_EQ(next.capture(), PC_OK) << next.api.last_error();
-            r.request = next.request;
-        }).join();
-        EXPECT_EQ(r.finalize(), PC_OK) << r.api.last_error();
-        EXPECT_EQ(r.prepareDecode(), PC_OK) << r.api.last_error();
-        EXPECT_EQ(r.completeDecode(), PC_OK) << r.api.last_error();
-        EXPECT_EQ(r.finish(), PC_OK) << r.api.last_error();
+            EXPECT_EQ(simcuda_queued(), 0U);
+        });
+        OneRequest next(runtime);  // no request was live: any thread may begin with the work
+        EXPECT_EQ(next.preparePrefill(), PC_OK) << next.api.last_error();
+        EXPECT_EQ(next.finish(), PC_OK) << next.api.last_error();
         runtime.checkTheEnd();
     }
     EXPECT_EQ(text(simcuda_report), "");

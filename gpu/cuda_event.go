@@ -172,13 +172,6 @@ func (d *CUDA) Drain(s Stream) error {
 	return nil
 }
 
-func (d *CUDA) DrainAll() error {
-	if code := contextWait(d.ctx); code != 0 {
-		return cudaError("cuCtxSynchronize", code, "device %d", d.ordinal)
-	}
-	return nil
-}
-
 func (d *CUDA) Capturing(s Stream) (bool, error) {
 	c, code := streamCapturing(s)
 	if code != 0 {

@@ -155,6 +155,24 @@ func TestWaits_ThreadWithAnotherContext(t *testing.T) {
 	f.close(t)
 }
 
+// A context that cannot be made current for the moment is no reason to take the thread's.
+func TestWaits_AContextThatCannotBePushedIsNotPopped(t *testing.T) {
+	f := newFixture(t, 1)
+	simcuda.Devices(2)
+	simcuda.SetDevice(t, 1)
+	pushes := simcuda.Calls("cuCtxPushCurrent_v2")
+	simcuda.FailNth(simcuda.Ask, 2, 201) // the first asks what is current
+	refused(t, f.d.Drain(f.s), status.Device, "CUDA_ERROR_INVALID_CONTEXT")
+	if n := simcuda.Calls("cuCtxPushCurrent_v2") - pushes; n != 1 {
+		t.Fatalf("%d contexts were pushed, expected one that fails", n)
+	}
+	if now := must[cu.Device](t)(cu.CurrentDevice()); now != 1 {
+		t.Errorf("device %d is current on the thread, expected its own", now)
+	}
+	simcuda.SetDevice(t, 0)
+	f.close(t)
+}
+
 // The driver ends a capture whose stream is asked for its progress.
 func TestWaits_CapturingStream(t *testing.T) {
 	f := newFixture(t, 1)

@@ -133,10 +133,8 @@ type Device interface {
 	// Idle reports whether all work of s is done; an error of that work is
 	// returned here.
 	Idle(s Stream) (bool, error)
-	// Drain blocks the calling thread until s is idle, DrainAll until every stream is,
-	// those of other threads too.
+	// Drain blocks the calling thread until s is idle.
 	Drain(s Stream) error
-	DrainAll() error
 
 	// AllocHost returns pinned memory. It may block and is never for a hot path.
 	AllocHost(bytes int64) (unsafe.Pointer, error)

@@ -145,16 +145,6 @@ int gpu_stream_wait(uintptr_t ctx, int ordinal, uintptr_t stream, unsigned long 
     return ask_stream_in(ctx, ordinal, cuStreamSynchronize, stream, refused);
 }
 
-static int wait_all(void) { RELAXED(cuCtxSynchronize()) }
-
-int gpu_context_wait(uintptr_t ctx) {
-    int pushed;
-    CUresult r = push_other(ctx, &pushed);
-    if (r == CUDA_SUCCESS) r = wait_all();
-    pop(pushed);
-    return r;
-}
-
 static int ask(CUresult (*call)(CUevent), uintptr_t event) { RELAXED(call((CUevent)event)) }
 
 static int ask_somewhere(uintptr_t ctx, CUresult (*call)(CUevent), uintptr_t event) {

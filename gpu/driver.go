@@ -119,8 +119,6 @@ func streamWait(c Context, ordinal int, s Stream) (refused uint64, code int) {
 
 func relaxCapture() int { return int(C.gpu_relax_capture()) }
 
-func contextWait(c Context) int { return int(C.gpu_context_wait(C.uintptr_t(c))) }
-
 func eventQuery(c Context, e Event) int {
 	return int(C.gpu_event_query(C.uintptr_t(c), C.uintptr_t(e)))
 }

@@ -50,7 +50,6 @@ func (h *Host) IsHost() bool { return true }
 func (h *Host) Bind() error  { return nil }
 
 func (h *Host) Context() Context { return 0 }
-func (h *Host) DrainAll() error  { return nil }
 
 func (h *Host) Enter() (leave func(), err error) { return func() {}, nil }
 

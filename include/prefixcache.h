@@ -1400,8 +1400,8 @@ typedef struct pc_context_options {
     int64_t recurrent_budget; /* bytes for recurrent snapshots; hybrid kinds: at least one */
     int64_t partial_budget;   /* bytes for partial pages; hybrid: at least one */
     uint64_t stream;          /* cudaStream_t that orders all device work, 0 being CUDA's legacy default
-                                 stream; any number without a GPU. With CU_STREAM_PER_THREAD a step of
-                                 another thread than the last one waits for the device */
+                                 stream; any number without a GPU. With CU_STREAM_PER_THREAD the thread
+                                 of the first step makes all, and waits, while a request is live */
     pc_cache_resources base;
     pc_cache_resources draft; /* EAGLE; else all zero */
     uint64_t reserved[4];
@@ -1720,8 +1720,9 @@ PC_API pc_status pc_context_shutdown(pc_handle context, uint32_t drained);
  * carry out PC_WORK_SYNCHRONIZE for hosts without a CUDA runtime. Without a GPU
  * returns at once.
  * Any thread, whatever CUDA context it has.
- * Returns PC_OK, PC_ERROR_DEVICE (report PC_WORK_SYNC_FAILED), PC_ERROR_WRONG_STATE (the
- * stream is being captured: not tried, report PC_WORK_FAILED).
+ * Returns PC_OK, PC_ERROR_DEVICE (report PC_WORK_SYNC_FAILED); PC_ERROR_WRONG_STATE (the
+ * stream is being captured) and PC_ERROR_INVALID_ARGUMENT (CU_STREAM_PER_THREAD of
+ * another thread): not tried, report PC_WORK_FAILED.
  */
 PC_API pc_status pc_context_synchronize(pc_handle context);
 

@@ -108,6 +108,10 @@ func (c *Coordinator) growRows(r *request, room Headroom) (grew bool, err error)
 			r.stage = StageFinishing
 			if c.manager.Feasible(prefix.Demand{int(moreBase), int(moreDraft)}) { // then it is the tenant that may not have them
 				most := c.manager.LeaseQuota(s.lease)
+				if int(s.basePages+moreBase) <= most[prefix.BasePages] && int(s.draftPages+moreDraft) <= most[prefix.DraftPages] {
+					return false, status.New(status.RequestFailed, "prepareDecodeStep: no room below the quota of its tenant for sequence %d: %d and %d more pages wanted, live requests of the tenant hold the rest of its %d and %d (tenant_quota)",
+						i, moreBase, moreDraft, most[prefix.BasePages], most[prefix.DraftPages])
+				}
 				return false, status.New(status.RequestFailed, "prepareDecodeStep: quota: sequence %d holds %d base and %d draft pages, %d and %d more wanted, its tenant may hold %d and %d in all (tenant_quota)",
 					i, s.basePages, s.draftPages, moreBase, moreDraft, most[prefix.BasePages], most[prefix.DraftPages])
 			}

@@ -50,6 +50,21 @@ func TestC94_ATenantAtItsQuotaIsToldSo(t *testing.T) {
 	r.must(r.finish(q))
 }
 
+// Where it is what its other requests hold, another try may succeed.
+func TestC94_ATenantWhoseRequestsHoldItsQuotaIsToldSo(t *testing.T) {
+	r := newRig(t, KindVanilla, pages(9), requests(2), func(c *Config) { c.TenantQuota = 500 })
+	other := prompts(seq(9, 8))
+	other.Slots = []int32{3}
+	r.full(other)
+	q := r.full(prompts(seq(1, 8))) // 2 + 2 pages of the 4 that a tenant may hold
+	err := r.prepareDecode(q)
+	r.wantCode(err, status.RequestFailed)
+	if want := "no room below the quota of its tenant for sequence 0: 1 and 0 more pages wanted, live requests of the tenant hold the rest of its 4 and 1 (tenant_quota)"; !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+	r.must(r.finish(q))
+}
+
 // TensorRT-LLM #1279: an exhausted pool fails the request, nothing else.
 func TestC94_AnExhaustedPoolFailsTheRequest(t *testing.T) {
 	r := newRig(t, KindVanilla, pages(9), requests(2))

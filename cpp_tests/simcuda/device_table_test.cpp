@@ -260,28 +260,6 @@ TEST_F(DeviceTable, DestroyAfterTheDriverIsSilent) {
     simcuda_reset(1);
 }
 
-// A context that cannot be made current for the moment is no reason to take the host's away.
-TEST_F(DeviceTable, AContextThatCannotBePushedIsNotPopped) {
-    for (int n = 1; n < 40; n++) {
-        open(1);
-        CUcontext own, other, current;
-        ASSERT_EQ(cuCtxGetCurrent(&own), CUDA_SUCCESS);
-        ASSERT_EQ(cuCtxCreate(&other, 0, 0), CUDA_SUCCESS);
-        simcuda_fail_nth(SIMCUDA_ASK, n, CUDA_ERROR_INVALID_CONTEXT);
-        EXPECT_EQ(api->table_destroy(&table), PC_OK) << api->last_error();
-        bool past = simcuda_armed();
-        simcuda_fail_nth(0, 0, CUDA_SUCCESS);
-        ASSERT_EQ(cuCtxGetCurrent(&current), CUDA_SUCCESS);
-        EXPECT_EQ(current, other) << "after the failure of call " << n;
-        while (cuCtxPopCurrent(&other) == CUDA_SUCCESS) {
-        }
-        ASSERT_EQ(cuCtxSetCurrent(own), CUDA_SUCCESS);
-        close();
-        if (past) return;
-    }
-    FAIL() << "the destroy never came through";
-}
-
 // The thread that destroys may have another context, or none, current.
 TEST_F(DeviceTable, DestroyWorksInAnyContext) {
     for (bool another : {true, false}) {

@@ -166,7 +166,7 @@ inline cudaError_t ContextCacheCoordinator::synchronize(cudaStream_t stream) con
         return mSynchronizer(stream);
     }
     pc_status const status = mApi.context_synchronize(mContext);
-    if (status == PC_ERROR_WRONG_STATE) {
+    if (status == PC_ERROR_WRONG_STATE || status == PC_ERROR_INVALID_ARGUMENT) {
         detail::check(mApi, status);  // it was not tried, which says nothing about the device
     }
     return status == PC_OK ? cudaSuccess : cudaErrorUnknown;

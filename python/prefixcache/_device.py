@@ -15,6 +15,7 @@ CUDA device are taken where rows are, without a copy and without a torch that ha
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 from operator import index
@@ -77,16 +78,26 @@ _RELAXED, _INVALID_VALUE, _CAPTURED_EVENT = 2, 1, 907  # CUstreamCaptureMode, CU
 
 def _query(event: int) -> int:
     """cuEventQuery, which in the thread's usual mode would end a capture of another thread; 0 without the driver."""
+    driver = _driver()
+    if driver is None:  # the library has none either, and says so
+        return 0
+    mode = ctypes.c_int(_RELAXED)
+    try:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        result: int = driver.cuEventQuery(ctypes.c_void_p(event))
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    return result
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL | None:
     try:
         driver = ctypes.CDLL(os.environ.get("PREFIXCACHE_CUDA_DRIVER") or "libcuda.so.1")
-        mode = ctypes.c_int(_RELAXED)
-        swapped = driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == 0
-        result: int = driver.cuEventQuery(ctypes.c_void_p(event))
-        if swapped:
-            driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    except (OSError, AttributeError):  # the library has none either, and says so
-        return 0
-    return result
+    except OSError:
+        return None
+    known = hasattr(driver, "cuThreadExchangeStreamCaptureMode") and hasattr(driver, "cuEventQuery")
+    return driver if known else None
 
 
 def refuse_capture() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from prefixcache._device import device_rows, require_host
+from prefixcache._errors import WRONG_STATE
 from prefixcache._landing import Landing
 
 try:
@@ -51,7 +52,9 @@ def replicate(name: str, value: Any, landing: Callable[[], Landing] | None = Non
         try:
             array = device_rows(name, leaf)
             tensor = None if array is None else array.tensor(name)
-        except Exception:  # what torch cannot take is passed on, too
+        except Exception as e:  # what torch cannot take is passed on, too
+            if getattr(e, "status", None) == WRONG_STATE:
+                raise  # the stream is being captured
             return leaf
         return leaf if tensor is None else own(tensor)
 

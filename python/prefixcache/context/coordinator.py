@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefixcache import PrefixCacheArgumentError, PrefixCacheError
-from prefixcache._errors import BAD_HANDLE, WRONG_STATE
+from prefixcache._errors import BAD_HANDLE, INVALID_ARGUMENT, WRONG_STATE
 from prefixcache._ffi import kept, tell
 from prefixcache.context import _abi
 from prefixcache.context._arguments import (
@@ -329,7 +329,7 @@ class ContextCacheCoordinator(Handle, Closing):
     def _synchronize(self) -> bool:
         if self._synchronizer is None:
             status = self._library.context_synchronize(self.handle)
-            if status == WRONG_STATE:
+            if status in (WRONG_STATE, INVALID_ARGUMENT):
                 self._check(status)  # it was not tried, which says nothing about the device
             return bool(status == 0)
         answer = self._synchronizer(self._stream)
@@ -382,7 +382,8 @@ class ContextCacheCoordinator(Handle, Closing):
         # Handles refer to their coordinator: one that is live here goes away with it.
         for number in list(self._live):
             self._abandon(number)
-        if self._library.context_destroy(ctypes.byref(handle)) != 0:
+        self._library.context_destroy(ctypes.byref(handle))
+        if handle.value:
             _stranded.append(self._resources)
         elif (view := getattr(self, "_manager", None)) is not None:
             view._handle.value = 0
