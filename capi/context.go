@@ -249,10 +249,13 @@ func (x *contextCache) admit(regions ...gpu.Region) error {
 
 // pendingHere is ownThread for an end of a request that work of the device is pending of.
 func (x *contextCache) pendingHere(h coordinator.Handle) error {
-	if info, err := x.c.Request(h); err != nil || !info.Pending {
-		return nil // core has the better error
+	err := x.ownThread()
+	if err != nil {
+		if info, unknown := x.c.Request(h); unknown != nil || !info.Pending {
+			return nil // core has the better error
+		}
 	}
-	return x.ownThread()
+	return err
 }
 
 // close gives back what open got so far.

@@ -74,9 +74,9 @@ func (x *contextCache) ready(in *C.pc_admission) error {
 }
 
 // checkCapture is checkStep for a step that enqueues captures of snapshots and nothing else.
-func (x *contextCache) checkCapture(work *C.pc_work) error {
+func (x *contextCache) checkCapture(h coordinator.Handle, work *C.pc_work) error {
 	if x.store.recurrent.at != 0 {
-		return x.checkStep(work)
+		return x.checkStep(h, work)
 	}
 	if err := checkWork(work); err != nil {
 		return err
@@ -84,38 +84,47 @@ func (x *contextCache) checkCapture(work *C.pc_work) error {
 	return nil
 }
 
-// plainStep is a step that takes nothing but the request.
-func plainStep(ctx, request C.pc_handle, work *C.pc_work, step func(*coordinator.Coordinator, coordinator.Handle, []coordinator.Command) (int, error)) (st C.pc_status) {
+// plainStep is a step that takes nothing but the request, checked by check.
+func plainStep(ctx, request C.pc_handle, work *C.pc_work, check func(*contextCache, coordinator.Handle, *C.pc_work) error,
+	step func(*coordinator.Coordinator, coordinator.Handle, []coordinator.Command) (int, error)) (st C.pc_status) {
 	x, serr := enterContext(ctx)
 	defer x.leave(&st)
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := x.checkStep(work); err != nil {
+	h := coordinator.Handle(request)
+	if err := check(x, h, work); err != nil {
 		return fail(err)
 	}
-	h := coordinator.Handle(request)
 	n, err := step(x.c, h, x.commands)
 	return x.begin(h, n, err, work)
 }
 
 // checkStep checks what every step has in common before core plans it: the output, and
 // that this thread can enqueue on the stream. What core has planned it cannot take back.
-func (x *contextCache) checkStep(work *C.pc_work) error {
+func (x *contextCache) checkStep(_ coordinator.Handle, work *C.pc_work) error {
 	if err := checkWork(work); err != nil {
 		return err
 	}
 	return x.admit()
 }
 
+// checkEnd is checkStep for a finish, which enqueues nothing and waits.
+func (x *contextCache) checkEnd(h coordinator.Handle, work *C.pc_work) error {
+	if err := checkWork(work); err != nil {
+		return err
+	}
+	return x.pendingHere(h)
+}
+
 //export pcgo_context_prepare_prefill
 func pcgo_context_prepare_prefill(ctx, request C.pc_handle, work *C.pc_work) C.pc_status {
-	return plainStep(ctx, request, work, (*coordinator.Coordinator).PreparePrefill)
+	return plainStep(ctx, request, work, (*contextCache).checkStep, (*coordinator.Coordinator).PreparePrefill)
 }
 
 //export pcgo_context_capture_prefill
 func pcgo_context_capture_prefill(ctx, request C.pc_handle, work *C.pc_work) C.pc_status {
-	return plainStep(ctx, request, work, (*coordinator.Coordinator).EnqueuePrefillCaptures)
+	return plainStep(ctx, request, work, (*contextCache).checkStep, (*coordinator.Coordinator).EnqueuePrefillCaptures)
 }
 
 // advance views the arrays of a pc_advance. publishable is legal in a decode
@@ -192,10 +201,10 @@ func pcgo_context_prepare_decode(ctx, request C.pc_handle, base, draft C.int32_t
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := x.checkStep(work); err != nil {
+	h := coordinator.Handle(request)
+	if err := x.checkStep(h, work); err != nil {
 		return fail(err)
 	}
-	h := coordinator.Handle(request)
 	n, err := x.c.PrepareDecodeStep(h, coordinator.Headroom{Base: int32(base), Draft: int32(draft)}, x.commands)
 	return x.begin(h, n, err, work)
 }
@@ -207,14 +216,14 @@ func pcgo_context_complete_decode(ctx, request C.pc_handle, a *C.pc_advance, wor
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := x.checkCapture(work); err != nil {
+	h := coordinator.Handle(request)
+	if err := x.checkCapture(h, work); err != nil {
 		return fail(err)
 	}
 	common, publishable, serr := x.advance(a, true)
 	if serr != nil {
 		return fail(serr)
 	}
-	h := coordinator.Handle(request)
 	n, err := x.c.CompleteDecodeStep(h, x.advances, publishable, common, x.commands)
 	clear(x.advances)
 	return x.begin(h, n, err, work)
@@ -234,11 +243,7 @@ func pcgo_context_begin_compaction(ctx, request C.pc_handle, oldToNew *C.int32_t
 	if serr != nil {
 		return fail(serr)
 	}
-	mapping := gpu.Region{Name: "device_mapping", Addr: uintptr(deviceMapping), Place: gpu.OnDevice}
-	if deviceMapping != 0 {
-		mapping.Bytes = int64(len(m)) * 4
-	}
-	if err := x.admit(mapping); err != nil {
+	if err := x.admit(optional("device_mapping", deviceMapping, len(m))); err != nil {
 		return fail(err)
 	}
 	h := coordinator.Handle(request)
@@ -251,7 +256,15 @@ func pcgo_context_begin_compaction(ctx, request C.pc_handle, oldToNew *C.int32_t
 
 //export pcgo_context_compact
 func pcgo_context_compact(ctx, request C.pc_handle, work *C.pc_work) C.pc_status {
-	return plainStep(ctx, request, work, (*coordinator.Coordinator).CompactBatch)
+	return plainStep(ctx, request, work, (*contextCache).checkStep, (*coordinator.Coordinator).CompactBatch)
+}
+
+// optional is n int32 of the host in device memory; with address 0 they are left out.
+func optional(name string, address C.uint64_t, n int) gpu.Region {
+	if address == 0 {
+		n = 0
+	}
+	return gpu.Region{Name: name, Addr: uintptr(address), Bytes: 4 * int64(n), Place: gpu.OnDevice}
 }
 
 //export pcgo_context_move_slots
@@ -280,32 +293,15 @@ func pcgo_context_move_slots(ctx C.pc_handle, model C.uint32_t, oldToNew *C.int3
 			next++
 		}
 	}
-	region := gpu.Region{Name: "lengths", Addr: uintptr(lengths), Place: gpu.OnDevice}
-	if lengths != 0 {
-		region.Bytes = 4 * int64(x.maxBatch)
-	}
-	if err := x.admit(region); err != nil {
+	if err := x.admit(optional("lengths", lengths, x.maxBatch)); err != nil {
 		return fail(err)
 	}
 	return fail(x.store.moveSlots(x.dev, x.stream, m, uint64(lengths), model == C.PC_BASE))
 }
 
 //export pcgo_context_finish
-func pcgo_context_finish(ctx, request C.pc_handle, work *C.pc_work) (st C.pc_status) {
-	x, serr := enterContext(ctx)
-	defer x.leave(&st)
-	if serr != nil {
-		return fail(serr)
-	}
-	if err := checkWork(work); err != nil {
-		return fail(err)
-	}
-	h := coordinator.Handle(request)
-	if err := x.pendingHere(h); err != nil { // it enqueues nothing, and waits
-		return fail(err)
-	}
-	n, err := x.c.Finish(h, x.commands)
-	return x.begin(h, n, err, work)
+func pcgo_context_finish(ctx, request C.pc_handle, work *C.pc_work) C.pc_status {
+	return plainStep(ctx, request, work, (*contextCache).checkEnd, (*coordinator.Coordinator).Finish)
 }
 
 //export pcgo_context_abandon

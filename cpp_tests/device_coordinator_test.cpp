@@ -500,29 +500,23 @@ struct OneRequest {
     pc_status capture() {
         return run([&](pc_work* work) { return api.context_capture_prefill(context(), request, work); });
     }
-    pc_status finalize() {
+    /// One accepted token, behind so many that are committed.
+    template <typename Step>
+    pc_status advance(int32_t committed, Step step) {
         std::array<int64_t, 2> const cuts{0, 1};
-        std::array<int32_t, 1> const token{7}, committed{9};
-        auto advance = detail::sized<pc_advance>();
-        advance.num_sequences = 1;
-        advance.tokens = token.data();
-        advance.token_offsets = cuts.data();
-        advance.committed = committed.data();
-        return run([&](pc_work* work) { return api.context_finalize_prefill(context(), request, &advance, work); });
+        std::array<int32_t, 1> const token{7}, lengths{committed};
+        auto accepted = detail::sized<pc_advance>();
+        accepted.num_sequences = 1;
+        accepted.tokens = token.data();
+        accepted.token_offsets = cuts.data();
+        accepted.committed = lengths.data();
+        return run([&](pc_work* work) { return step(context(), request, &accepted, work); });
     }
+    pc_status finalize() { return advance(9, api.context_finalize_prefill); }
     pc_status prepareDecode() {
         return run([&](pc_work* work) { return api.context_prepare_decode(context(), request, 0, 0, work); });
     }
-    pc_status completeDecode() {
-        std::array<int64_t, 2> const cuts{0, 1};
-        std::array<int32_t, 1> const token{7}, committed{10};
-        auto advance = detail::sized<pc_advance>();
-        advance.num_sequences = 1;
-        advance.tokens = token.data();
-        advance.token_offsets = cuts.data();
-        advance.committed = committed.data();
-        return run([&](pc_work* work) { return api.context_complete_decode(context(), request, &advance, work); });
-    }
+    pc_status completeDecode() { return advance(10, api.context_complete_decode); }
     pc_status moveSlots() {
         std::array<int32_t, 2> const map{-1, 0};
         return api.context_move_slots(context(), PC_BASE, map.data(), map.size(), runtime.cache.lengths);
@@ -615,7 +609,7 @@ TEST_F(DeviceCoordinator, AStreamOfEachThreadBelongsToTheThreadThatWorksOnIt) {
         CUcontext own = nullptr;
         must(cuCtxGetCurrent(&own), "cuCtxGetCurrent");
         OneRequest r(runtime);
-        auto const elsewhere = [&](auto body) {
+        auto const elsewhere = [&](auto const& body) {
             std::thread([&] {
                 must(cuCtxSetCurrent(own), "cuCtxSetCurrent");
                 body();
@@ -628,14 +622,13 @@ TEST_F(DeviceCoordinator, AStreamOfEachThreadBelongsToTheThreadThatWorksOnIt) {
                 EXPECT_EQ(status, PC_ERROR_INVALID_ARGUMENT);
                 EXPECT_NE(std::string(r.api.last_error()).find("thread"), std::string::npos) << r.api.last_error();
             };
-            std::thread([&] {
-                must(cuCtxSetCurrent(own), "cuCtxSetCurrent");
+            elsewhere([&] {
                 refused(r.capture());
                 refused(r.moveSlots());
                 refused(r.finish());
                 refused(r.api.context_synchronize(r.context()));
                 refused(r.api.context_abandon(r.context(), r.request, 1));
-            }).join();
+            });
             EXPECT_GT(simcuda_queued(), 0U);
             EXPECT_EQ(r.capture(), PC_OK) << r.api.last_error();
             EXPECT_EQ(r.finish(), PC_OK) << r.api.last_error();

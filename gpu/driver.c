@@ -145,19 +145,18 @@ int gpu_stream_wait(uintptr_t ctx, int ordinal, uintptr_t stream, unsigned long 
     return ask_stream_in(ctx, ordinal, cuStreamSynchronize, stream, refused);
 }
 
-static int ask(CUresult (*call)(CUevent), uintptr_t event) { RELAXED(call((CUevent)event)) }
+static int ask_event(CUresult (*call)(CUevent), uintptr_t event) { RELAXED(call((CUevent)event)) }
 
-static int ask_somewhere(uintptr_t ctx, CUresult (*call)(CUevent), uintptr_t event) {
-    CUcontext current = NULL;
-    if (cuCtxGetCurrent(&current) != CUDA_SUCCESS || current || cuCtxPushCurrent((CUcontext)ctx) != CUDA_SUCCESS)
-        return ask(call, event);
-    int r = ask(call, event);
-    cuCtxPopCurrent(&current);
+static int ask_event_in(uintptr_t ctx, CUresult (*call)(CUevent), uintptr_t event) {
+    int pushed;
+    push_other(ctx, &pushed); /* without it the event may do */
+    int r = ask_event(call, event);
+    pop(pushed);
     return r;
 }
 
-int gpu_event_query(uintptr_t ctx, uintptr_t event) { return ask_somewhere(ctx, cuEventQuery, event); }
-int gpu_event_wait(uintptr_t ctx, uintptr_t event) { return ask_somewhere(ctx, cuEventSynchronize, event); }
+int gpu_event_query(uintptr_t ctx, uintptr_t event) { return ask_event_in(ctx, cuEventQuery, event); }
+int gpu_event_wait(uintptr_t ctx, uintptr_t event) { return ask_event_in(ctx, cuEventSynchronize, event); }
 
 int gpu_relax_capture(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;

@@ -46,8 +46,7 @@ int gpu_stream_capturing(uintptr_t stream, int *status);
  * current for the moment. */
 int gpu_stream_query(uintptr_t ctx, int ordinal, uintptr_t stream, unsigned long long *refused);
 int gpu_stream_wait(uintptr_t ctx, int ordinal, uintptr_t stream, unsigned long long *refused);
-/* An event knows its context, but a thread without any may not ask: ctx is current
- * there for the moment. */
+/* An event knows its context, but a thread without any may not ask. */
 int gpu_event_query(uintptr_t ctx, uintptr_t event);
 int gpu_event_wait(uintptr_t ctx, uintptr_t event);
 /* Relaxed mode for good, for a thread of ours. */

@@ -17,13 +17,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import os
 from operator import index
 from typing import Any
 
 import torch
 
 from prefixcache._errors import DEVICE, WRONG_STATE, PrefixCacheArgumentError, PrefixCacheError, error_of
+from prefixcache._ffi import cuda_driver
 
 LEGACY_STREAM = 0  # torch's default stream
 PER_THREAD_STREAM = 2
@@ -93,7 +93,7 @@ def _query(event: int) -> int:
 @functools.cache
 def _driver() -> ctypes.CDLL | None:
     try:
-        driver = ctypes.CDLL(os.environ.get("PREFIXCACHE_CUDA_DRIVER") or "libcuda.so.1")
+        driver = ctypes.CDLL(cuda_driver())
     except OSError:
         return None
     known = hasattr(driver, "cuThreadExchangeStreamCaptureMode") and hasattr(driver, "cuEventQuery")

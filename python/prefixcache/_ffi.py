@@ -275,6 +275,11 @@ def _tell_after(status: int, _function: Any, _arguments: Any) -> int:
     return status
 
 
+def cuda_driver() -> str:
+    """The file that the library opens as the CUDA driver; "none": it opens none."""
+    return os.environ.get("PREFIXCACHE_CUDA_DRIVER") or "libcuda.so.1"
+
+
 def candidates() -> list[Path]:
     """Places where the library is looked for, best first."""
     override = os.environ.get(ENVIRONMENT_VARIABLE)

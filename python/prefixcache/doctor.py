@@ -189,7 +189,7 @@ def check_address_space() -> Iterator[Finding]:
 
 def check_driver() -> Iterator[Finding]:
     """The driver as the library looks for it, and its devices."""
-    path = os.environ.get("PREFIXCACHE_CUDA_DRIVER") or "libcuda.so.1"
+    path = _ffi.cuda_driver()
     if path == "none":
         yield ok("driver", "switched off by PREFIXCACHE_CUDA_DRIVER=none; everything stays in host memory")
         return
