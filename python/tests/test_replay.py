@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import pty
 import random
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -109,11 +111,33 @@ def test_drop_in_passes_with_short_blocks_and_wide_rows(capsys, trace, seed):
     assert code == 0, text
 
 
-def test_time_limit_ends_cleanly_and_says_how_far_it_came(capsys, trace):
-    code, text = replay(capsys, trace, "--time-limit", "0.3", *TIGHT)
+@pytest.mark.parametrize("steps", [1, 30, 200])
+def test_time_limit_ends_cleanly_and_says_how_far_it_came(capsys, trace, monkeypatch, steps):
+    # The clock is asked once at the start and after every step, so where the time is over is the same on any machine.
+    clock = itertools.count()
+    monkeypatch.setattr("prefixcache.replay.omni.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    scheduled = []
+    schedule = Scheduler.schedule
+    monkeypatch.setattr(Scheduler, "schedule", lambda self: scheduled.append(schedule(self)) or scheduled[-1])
+    code, text = replay(capsys, trace, "--time-limit", f"{steps - 0.5}", *TIGHT)
     assert code == 0, text
-    assert 0 < number(text, "requests", "started") < 391
-    assert number(text, "requests", "cut") > 0
+    started, cut = number(text, "requests", "of"), number(text, "requests", "cut")
+    assert started == number(text, "requests", "finished") + number(text, "requests", "aborted") + cut
+    assert 0 < cut <= started < 391
+    # The one after the last tells the cache which requests have ended.
+    assert [len(plan.scheduled) > 0 for plan in scheduled] == [True] * steps + [False]
+
+
+def test_time_limit_of_the_context_cache(capsys, trace, monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(
+        "prefixcache.replay.context.time",
+        SimpleNamespace(monotonic=lambda: float(next(clock)), perf_counter_ns=time.perf_counter_ns),
+    )
+    assert main([trace, "--part", "context", "--time-limit", "49.5", "--quiet"]) == 0
+    text = capsys.readouterr().out
+    assert number(text, "requests", "of") == 50, text
+    assert text.rstrip().endswith("every page was right")
 
 
 def test_bad_arguments_and_traces_are_named(capsys, tmp_path):
