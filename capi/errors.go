@@ -23,9 +23,14 @@ func fail(err error) C.pc_status {
 	if err == nil {
 		return C.PC_OK
 	}
-	text := err.Error()
-	C.pcshim_set_error((*C.char)(unsafe.Pointer(unsafe.StringData(text))), C.size_t(len(text)))
+	setErrorText(err.Error())
 	return C.pc_status(status.CodeOf(err))
+}
+
+func setErrorText[T string | []byte](text T) {
+	if room := C.pcshim_error_room(C.size_t(len(text))); room != nil {
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(room)), len(text)), text)
+	}
 }
 
 // failNew is fail with a new error.

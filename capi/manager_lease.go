@@ -67,7 +67,7 @@ func (m *manager) never(pool prefix.Resource, held, want, most int, ofTenant boo
 		text = append(append(append(text, " ("...), name[1]...), ')')
 	}
 	m.text = text
-	C.pcshim_set_error((*C.char)(unsafe.Pointer(&text[0])), C.size_t(len(text)))
+	setErrorText(text)
 	return C.PC_REQUEST_FAILED
 }
 

@@ -42,23 +42,28 @@ __attribute__((constructor)) static void load(void) {
     pthread_atfork(NULL, NULL, in_child);
 }
 
-void pcshim_set_error(const char *text, size_t size) {
-    if (!error_key_made) return;
+char *pcshim_error_room(size_t size) {
+    if (!error_key_made) return NULL;
     error_text *e = pthread_getspecific(error_key);
     if (e == NULL || e->capacity < size + 1) {
         size_t capacity = size + 1 < 512 ? 512 : size + 1;
         error_text *grown = malloc(sizeof *grown + capacity);
         if (grown == NULL) {
             if (e) e->text[0] = 0;
-            return;
+            return NULL;
         }
         grown->capacity = capacity;
         free(e);
         e = grown;
         pthread_setspecific(error_key, e);
     }
-    memcpy(e->text, text, size);
     e->text[size] = 0;
+    return e->text;
+}
+
+static void set_error(const char *text, size_t size) {
+    char *room = pcshim_error_room(size);
+    if (room) memcpy(room, text, size);
 }
 
 PC_API const char *pc_last_error(void) {
@@ -75,7 +80,7 @@ pc_status pcshim_refuse(void) {
     static const char text[] =
         "the library was loaded before fork() and cannot run in the child: start the process with spawn "
         "(multiprocessing.set_start_method(\"spawn\")), or load the library after the fork";
-    pcshim_set_error(text, sizeof text - 1);
+    set_error(text, sizeof text - 1);
     return PC_ERROR_FORKED;
 }
 
@@ -110,7 +115,7 @@ PC_API pc_status pc_set_log(pc_log_fn fn, void *user, int32_t level) {
     if (entered) return entered;
     if (fn && (level < PC_LOG_ERROR || level > PC_LOG_DEBUG)) {
         static const char text[] = "level: out of range, expected PC_LOG_ERROR (1) to PC_LOG_DEBUG (4)";
-        pcshim_set_error(text, sizeof text - 1);
+        set_error(text, sizeof text - 1);
         return PC_ERROR_INVALID_ARGUMENT;
     }
     pthread_mutex_lock(&log_lock);
@@ -293,7 +298,7 @@ PC_API const pc_api *pc_get_api(uint32_t version) {
                          "version: %u, expected 1 to %u: this library has these function tables; a host that wants a "
                          "newer one needs a newer libprefixcache",
                          version, PC_ABI_VERSION);
-        pcshim_set_error(text, (size_t)n);
+        set_error(text, (size_t)n);
         return NULL;
     }
     return &table;

@@ -6,8 +6,12 @@
 
 #include "prefixcache.h"
 
-/* Set the error text of the calling thread; `text` need not be terminated. */
-void pcshim_set_error(const char *text, size_t size);
+/*
+ * Room for the error text of the calling thread, of `size` bytes and an end that is there
+ * already; NULL: none. Go fills it itself. A memcpy from Go's memory is a data race to a host
+ * under ThreadSanitizer, which sees its library functions and nothing of what orders Go's threads.
+ */
+char *pcshim_error_room(size_t size);
 
 /* Hand one line to the host's log callback, if it wants that level. */
 void pcshim_log(int32_t level, const char *text);

@@ -17,6 +17,8 @@ int main(int argc, char** argv) {
         lifecycle(number(2, 1000));
     } else if (mode == "threadlives") {
         threadLives(number(2, 1000));
+    } else if (mode == "errors") {
+        errors(number(2, 4), number(3, 1000));
     } else if (mode == "copies") {
         copies(text(2), text(3));
     } else if (mode == "forks") {

@@ -9,6 +9,7 @@ void walk(int rounds);
 void slip();  // lies about a length, as a check that the checkers look
 void lifecycle(int rounds);
 void threadLives(int threads);
+void errors(int threads, int calls);
 void copies(std::string const& first, std::string const& second);
 void forks();
 

@@ -169,6 +169,10 @@ TEST(Hosts, UnderAddressAndUndefinedBehaviourSanitizer) {
 TEST(Hosts, UnderThreadSanitizer) {
     expectEnd("exit 0", {kThread, "walk", "10"}, kSanitizers);
     expectEnd("exit 0", {kThread, "crowd", "16", "300"}, kSanitizers);
+    // Memory that Go has just mapped, on one thread, has the texts of others right away.
+    auto growing = kSanitizers;
+    growing.emplace_back("GOGC=off");
+    expectEnd("exit 0", {kThread, "errors", "64", "20000"}, growing);
 }
 
 /// What memcheck finds wrong with memory of the host. It cannot follow Go's stacks, so that

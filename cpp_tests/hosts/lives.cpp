@@ -96,6 +96,26 @@ void threadLives(int threads) {
     });
 }
 
+void errors(int threads, int calls) {
+    std::vector<std::thread> all;
+    for (int t = 0; t < threads; ++t) {
+        all.emplace_back([t, calls] {
+            char expected[32];
+            for (int i = 0; i < calls; ++i) {
+                unsigned const handle = 1U + 64U * static_cast<unsigned>(i % 1000) + static_cast<unsigned>(t);
+                std::snprintf(expected, sizeof expected, "0x%x is stale", handle);
+                if (api().omni_check(handle) != PC_ERROR_BAD_HANDLE ||
+                    std::strstr(api().last_error(), expected) == nullptr) {
+                    broken("errors", api().last_error());
+                }
+            }
+        });
+    }
+    for (auto& x : all) {
+        x.join();
+    }
+}
+
 namespace {
 
 pc_api const& copyAt(std::string const& path) {
