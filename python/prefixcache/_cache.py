@@ -178,11 +178,11 @@ class OmniCache:
             raise self._error(status)
 
     def _error(self, status: int, names: dict[int, str] | None = None) -> PrefixCacheError:
-        """The library's error, with ids where its text has request numbers (``#7``)."""
+        """The library's error, with ids where its text has request numbers (``req #7``)."""
         text = self.library.error_text() or self.library.status_name(status).decode()
-        if "#" in text:
+        if "#" in text:  # not of any other name: a key may be called feat#1
             known = self._names() | (names or {})
-            text = re.sub(r"#(\d+)", lambda m: str(known.get(int(m[1]), m[0])), text)
+            text = re.sub(r"(?<=\breq )#(\d+)", lambda m: str(known.get(int(m[1]), m[0])), text)
         return error_of(status, text)
 
 

@@ -153,6 +153,14 @@ def test_absent_slots_names_request_and_key(host):
     assert "4 absent slots" in text
 
 
+def test_a_key_whose_name_looks_like_a_request_number_keeps_it(make_host):
+    host = make_host(staging_capacity_tokens=1)
+    host.arrive("A", [0])
+    host.begin({"A": 2})
+    with pytest.raises(OmniPrefixCacheUnmatchError, match="step has 2 rows of key feat#1 to stage"):
+        host.save({"feat#1": torch.zeros(2, 3)}, hidden=None)
+
+
 def test_hit_without_hidden_rows_in_a_step_that_has_none(host):
     host.arrive("B", [3, 1], hit=4)
     step = host.run({"B": 1}, ("k",), hidden=None)
