@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"math"
 	"unsafe"
 
 	"libprefixcache/core/omni"
@@ -43,7 +44,7 @@ func pcgo_omni_open_key(cache C.pc_handle, name *C.char, nameSize C.size_t, rowB
 	if name == nil || nameSize == 0 || nameSize > maxKeyName {
 		return failNew(status.InvalidArgument, "name: null or %d bytes, expected 1 to %d bytes", uint64(nameSize), maxKeyName)
 	}
-	if rowBytes == 0 || rowBytes > 1<<31 {
+	if rowBytes > math.MaxInt64 { // core refuses the others and names the key
 		return failNew(status.InvalidArgument, "row_bytes: %d, expected 1 to 2^31", uint64(rowBytes))
 	}
 	if schedule > C.PC_OMNI_JOIN_ON_FINISH {

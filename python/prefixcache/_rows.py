@@ -156,11 +156,11 @@ class KeyTable:
     def _open(self, name: str, tensor: torch.Tensor, schedule: int, former: Key | None) -> Key | None:
         shape, dtype = tensor.shape[1:], tensor.dtype
         row_bytes = math.prod(shape) * tensor.element_size()
-        if row_bytes == 0:
-            raise PrefixCacheArgumentError(f"{name} has rows of width 0 (shape {tuple(tensor.shape)}), need 1 or more")
         if former is not None and former.visible:
             self._refuse(former, shape, dtype)
             return None
+        if row_bytes == 0:
+            raise PrefixCacheArgumentError(f"{name} has rows of width 0 (shape {tuple(tensor.shape)}), need 1 or more")
         if not isinstance(name, str):
             raise PrefixCacheArgumentError(f"mm_outputs has the name {name!r}, expected a string")
         text = name.encode("utf-8", "surrogatepass")

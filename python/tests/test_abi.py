@@ -299,8 +299,9 @@ def test_set_log_level(lib):
     [
         (b"", 8, 0, INVALID, "name"),
         (b"x" * 4097, 8, 0, INVALID, "name"),
-        (b"k", 0, 0, INVALID, "row_bytes"),
-        (b"k", 2**31 + 1, 0, INVALID, "row_bytes"),
+        (b"k", 0, 0, INVALID, "row_bytes of key k is 0,"),
+        (b"k", 2**31 + 1, 0, INVALID, "row_bytes of key k is 2147483649,"),
+        (b"k", 2**63, 0, INVALID, "row_bytes: 9223372036854775808"),
         (b"k", 8, 2, INVALID, "schedule"),
     ],
 )

@@ -203,6 +203,20 @@ def test_key_that_comes_back_changed_is_handed_out_uncached(host, caplog, width,
     assert same(out.mm_outputs["x"]["C"], torch.cat([torch.zeros(4, 6), rows("C", 4, 5, "x")]))
 
 
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
+def test_key_that_comes_back_without_width_is_handed_out_uncached(host, shape):
+    # Refused is only what would be a new key: a step that has nothing of an old one goes on.
+    host.arrive("A", [0, 1])
+    host.arrive("B", [2])
+    host.go({"A": 4, "B": 2}, ("x",))
+    host.begin({"A": 1, "B": 2})
+    out = host.read(host.save({"x": torch.empty(3, *shape)}, hidden=torch.empty(3, *shape)), "A", "B")
+    for rows_of in (out.mm_outputs["x"], out.hidden_states):
+        assert rows_of["A"].shape == (1, *shape)
+        assert rows_of["B"].shape == (2, *shape)
+    assert host.go({"A": 1}, ("x",)).mm_outputs["x"]["A"].shape == (1, 6)
+
+
 def test_changed_key_with_a_padded_tensor_is_cut_by_spans(host):
     host.arrive("A", [0])
     host.go({"A": 4}, ("x",))
