@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from collections.abc import Mapping
 from operator import index
 from typing import Any
 
@@ -204,16 +205,17 @@ def device_rows(name: str, value: Any) -> DeviceRows | None:
     Raises PrefixCacheArgumentError for an element type that torch does not have, and for
     an interface that is not as its standard has it.
     """
-    interface = getattr(value, "__cuda_array_interface__", None)
+    if isinstance(value, (dict, list, tuple, type, Mapping)):
+        return None  # not even asked: the attributes of a dict may be its items, or made up
+    device = None
+    try:
+        interface = getattr(value, "__cuda_array_interface__", None)
+        if interface is None and (where := getattr(value, "__dlpack_device__", None)) is not None:
+            device = int(where()[0])
+    except Exception:  # whoever cannot say where it is is no array there
+        return None
     if interface is not None:
         return _from_interface(name, value, interface)
-    where = getattr(value, "__dlpack_device__", None)
-    if where is None or isinstance(value, type):
-        return None
-    try:
-        device = int(where()[0])
-    except (TypeError, ValueError, IndexError):
-        return None
     return _from_dlpack(name, value) if device in (_DL_CUDA, _DL_CUDA_MANAGED) else None
 
 

@@ -69,6 +69,43 @@ def test_any_mapping_becomes_a_dict(host):
     assert out["A"]["cut"].tolist() == [0, 1]
 
 
+class ItemsAsAttributes(dict):
+    """As many libraries have it: a name that is none is a KeyError."""
+
+    __getattr__ = dict.__getitem__
+
+
+class MadeUpAttributes(dict):
+    """And others: a name that is none is an empty one of its own."""
+
+    def __getattr__(self, name: str) -> MadeUpAttributes:
+        return self.setdefault(name, MadeUpAttributes())
+
+
+@pytest.mark.parametrize("make", [ItemsAsAttributes, MadeUpAttributes])
+def test_a_dict_is_not_asked_whether_it_is_an_array(host, make):
+    out = hand_out(host, make(cut=torch.arange(5), deep=make(n=7)))
+    assert out["A"]["cut"].tolist() == [0, 1]
+    assert out["B"] == {"cut": out["B"]["cut"], "deep": {"n": 7}}
+
+
+class NoAttributes:
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(f"not in this state: {name}")
+
+
+class Nowhere:
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise BufferError("on several devices")
+
+
+@pytest.mark.parametrize("kind", [NoAttributes, Nowhere])
+def test_what_cannot_say_whether_it_is_an_array_is_passed_on(host, kind):
+    value = kind()
+    assert hand_out(host, value)["A"] is value
+    assert hand_out(host, [value])["B"][0] is value
+
+
 @pytest.mark.parametrize("make", [list, tuple, lambda items: Pair(*items)])
 def test_sequences_go_whole_with_tensors_of_their_own(host, make):
     shared = object()
