@@ -19,20 +19,31 @@ from prefixcache.omni import OmniPrefixCacheManager
 from prefixcache.view import FullAttentionGroupView
 
 
+@functools.cache
+def _joined(ours: type[OmniPrefixCacheUnmatchError], theirs: type[Exception]) -> Any:
+    """One class of errors that are both."""
+    body = {"__module__": __name__, "__reduce__": _reduce}
+    return type(ours.__name__, (ours, theirs), body)
+
+
+def _reduce(error: OmniPrefixCacheUnmatchError) -> tuple[Any, ...]:
+    """For pickle, which finds both classes by their names and the joined one by none."""
+    return _made_again, (*type(error).__bases__, str(error), error.status)
+
+
+def _made_again(
+    ours: type[OmniPrefixCacheUnmatchError], theirs: type[Exception], text: str, status: int
+) -> OmniPrefixCacheUnmatchError:
+    error: OmniPrefixCacheUnmatchError = _joined(ours, theirs)(text, status)
+    return error
+
+
 class HostErrors:
     """Our two error classes, each joined with the host's class of that name."""
 
     def __init__(self, interface: Any) -> None:
-        self.unmatch = type(
-            "OmniPrefixCacheUnmatchError",
-            (OmniPrefixCacheUnmatchError, interface.OmniPrefixCacheUnmatchError),
-            {"__module__": __name__},
-        )
-        self.timeout = type(
-            "OmniPrefixCacheStagingTimeoutError",
-            (OmniPrefixCacheStagingTimeoutError, interface.OmniPrefixCacheStagingTimeoutError),
-            {"__module__": __name__},
-        )
+        self.unmatch = _joined(OmniPrefixCacheUnmatchError, interface.OmniPrefixCacheUnmatchError)
+        self.timeout = _joined(OmniPrefixCacheStagingTimeoutError, interface.OmniPrefixCacheStagingTimeoutError)
 
     def raising(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """`method` with our errors turned into the joined ones, text and status kept."""

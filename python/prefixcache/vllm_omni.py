@@ -70,7 +70,10 @@ class UnsupportedVllmOmniError(PrefixCacheError):
         super().__init__(
             f"vllm-omni {version} is not supported: {why}. Supported releases: {', '.join(SUPPORTED_RELEASES)}"
         )
-        self.version = version
+        self.version, self._why = version, why
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.version, self._why)
 
 
 class _Patch(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,16 @@ def test_other_releases_are_refused_by_name(tmp_path, version, untested, fragmen
     assert f"vllm-omni {version} is not supported" in text
     assert fragment in text
     assert all(release in text for release in vllm_omni.SUPPORTED_RELEASES)
+
+
+def test_errors_cross_processes():
+    for error in (
+        vllm_omni.UnsupportedVllmOmniError("0.28.0", "it is old"),
+        vllm_omni.VllmOmniNotFoundError("vllm-omni is not installed"),
+    ):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert (str(again), vars(again)) == (str(error), vars(error))
 
 
 def test_missing_vllm_omni_is_named(tmp_path):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import pickle
 import sys
 import types
 from types import SimpleNamespace
@@ -172,8 +173,12 @@ def main(folder, which):
     host.step({"g": ([1, 25], 0, 4, True), "h": ([1, 26], 4, 1, True)}, finished=["c", "d"])
     cache = host.runner.omni_prefix_cache
     assert type(cache) is OmniPrefixCacheManager
-    with pytest.raises(OmniPrefixCacheUnmatchError, match="step context 99 missing"):
+    with pytest.raises(OmniPrefixCacheUnmatchError, match="step context 99 missing") as refused:
         cache.discard_step(99)
+    # A worker process sends its errors to the engine's.
+    again = pickle.loads(pickle.dumps(refused.value))
+    assert type(again) is type(refused.value)
+    assert str(again) == str(refused.value)
     cache.shutdown()
     if which == "installed":
         from vllm_omni.core.prefix_cache import group_view
