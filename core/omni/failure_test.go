@@ -65,6 +65,10 @@ func TestO42_R10_AWriteFailureIsSticky(t *testing.T) {
 			if s.FailedWrites != 1 || s.UnconsumedSteps != 0 {
 				t.Fatalf("%+v", s)
 			}
+			// Saved are those whose Save succeeded: each of them is consumed.
+			if s.StepsSaved != s.StepsMaterialized+s.StepsDiscarded {
+				t.Fatalf("%d steps saved, %d materialized, %d discarded", s.StepsSaved, s.StepsMaterialized, s.StepsDiscarded)
+			}
 			if err := r.c.SetPolicy(true); err != nil {
 				t.Fatal(err)
 			}

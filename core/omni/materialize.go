@@ -315,7 +315,7 @@ func (c *Cache) gather(x *stepCtx, reads []Read) (bytes int64) {
 				}
 			}
 			bytes += pl.rows * k.rowBytes
-			x.given++
+			pl.given = true
 		}
 	}
 	x.moves.End()

@@ -23,6 +23,7 @@ type plan struct {
 	spans, spansEnd     int32
 	pieces, piecesEnd   int32
 	readers, readersEnd int32
+	given               bool // a read has had it
 }
 
 // planHits decides where every hit row of this step will come from. It runs inside
@@ -171,14 +172,14 @@ func (x *stepCtx) addPiece(from int32, k *key, row int64, src int32) {
 // closePlans ends every planned read of a context: no claim looks for them any
 // more, and rows they held go back. Overlays stay until dropOverlays.
 func (c *Cache) closePlans(x *stepCtx) {
-	used := min(x.given, len(x.plans))
-	c.stats.ReadsUsed += uint64(used)
-	if dropped := len(x.plans) - used; dropped > 0 {
-		c.stats.ReadsDropped += uint64(dropped)
-		c.note(NoticeDropped)
-	}
 	for i := range x.plans {
 		p := &x.plans[i]
+		if p.given {
+			c.stats.ReadsUsed++
+		} else {
+			c.stats.ReadsDropped++
+			c.note(NoticeDropped)
+		}
 		k := x.keys[p.key].k
 		for r := p.readers; r < p.readersEnd; r++ {
 			c.dropReader(x, k, int(r))

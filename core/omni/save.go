@@ -65,10 +65,18 @@ func (c *Cache) Save(a *SaveArgs) (uint64, error) {
 		return 0, err
 	}
 	x := c.publish(a)
+	var step uint64
+	var err error
 	if c.batch.device > 0 {
-		return c.writeDevice(a, x)
+		step, err = c.writeDevice(a, x)
+	} else {
+		step, err = c.write(a, x)
 	}
-	return c.write(a, x)
+	if err != nil {
+		return 0, err
+	}
+	c.saved(a)
+	return step, nil
 }
 
 // prepare makes sure that nothing in publish can fail: room in the budget, a
@@ -207,11 +215,16 @@ func (c *Cache) publish(a *SaveArgs) *stepCtx {
 	c.hits.reset()
 	c.steps.open = append(c.steps.open, x.index)
 	c.stats.UnconsumedStepsPeak = max(c.stats.UnconsumedStepsPeak, len(c.steps.open))
+	return x
+}
+
+// saved counts the step of a Save that succeeds.
+func (c *Cache) saved(a *SaveArgs) {
+	s := &c.batch
 	c.stats.StepsSaved++
 	c.stats.TokensSaved += uint64(s.n)
 	c.stats.RowsSaved += uint64(s.n) * uint64(len(a.Rows))
 	c.stats.SavedBytes += uint64(s.immediateBytes + s.deferredBytes)
-	return x
 }
 
 // claimChunks adds every request's rows of one deferred key to its open write.

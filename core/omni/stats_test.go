@@ -79,6 +79,20 @@ func TestStatsReadsUsedAndDropped(t *testing.T) {
 			t.Fatalf("after step %d: %d used, %d dropped, want %d and %d", i, s.ReadsUsed, s.ReadsDropped, c.used, c.dropped)
 		}
 	}
+	// Read twice in one call, it is used once, and the other key's is dropped all the same.
+	r.begin(nil, hitOn(3, 4, 0))
+	step := r.save(map[string]uint64{"h": 1, "k": 1}, chunk{3, span(24, 25)})
+	var dst [2][5]uint64
+	reads := make([]Read, len(dst))
+	for i := range dst {
+		reads[i] = Read{Key: r.open("h"), Count: 1, Dst: unsafe.Pointer(&dst[i]), DstBytes: int64(unsafe.Sizeof(dst[i]))}
+	}
+	if err := r.c.Materialize(step, reads); err != nil || dst[0] != dst[1] {
+		t.Fatalf("%v: %v", err, dst)
+	}
+	if s := r.c.Stats(); s.ReadsUsed != 3 || s.ReadsDropped != 7 {
+		t.Fatalf("%d used, %d dropped, want 3 and 7", s.ReadsUsed, s.ReadsDropped)
+	}
 	if r.c.Notices()&NoticeDropped == 0 || r.c.Notices() != 0 {
 		t.Fatal("a dropped read left no notice, or one that stays")
 	}

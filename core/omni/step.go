@@ -31,7 +31,6 @@ type stepCtx struct {
 
 	plansClosed bool
 	moves       rows.Moves
-	given       int // plans that were read
 
 	// Of a step with rows on a device: the memory of its page.
 	base   unsafe.Pointer
@@ -90,7 +89,7 @@ func (t *stepTable) get() *stepCtx {
 
 // put makes a context free again.
 func (t *stepTable) put(x *stepCtx) {
-	x.id, x.page, x.wait, x.plansClosed, x.base, x.landed, x.given = 0, -1, 0, false, nil, false, 0
+	x.id, x.page, x.wait, x.plansClosed, x.base, x.landed = 0, -1, 0, false, nil, false
 	x.starts, x.offs, x.hits, x.keys = x.starts[:0], x.offs[:0], x.hits[:0], x.keys[:0]
 	x.plans, x.spans, x.pieces, x.readers, x.overlays = x.plans[:0], x.spans[:0], x.pieces[:0], x.readers[:0], x.overlays[:0]
 	t.free = append(t.free, x.index)

@@ -231,8 +231,7 @@ def omni_staging_wait(watch: Watch) -> None:
     assert host.manager.stats()["waits"]["staging"]["count"] == host.manager.stats()["staging_waits"] == 1
 
 
-@moves(failed_writes_total=1, queries_tokens_total=1, saved_rows_total=1, saved_bytes_total=ROW,
-       copy_bytes_total__direction_is_save=ROW, steps_total__outcome_is_saved=1)  # fmt: skip
+@moves(failed_writes_total=1, copy_bytes_total__direction_is_save=ROW)
 def omni_failed_write(watch: Watch) -> None:
     host = Host()
     host.arrive("A", [0])
