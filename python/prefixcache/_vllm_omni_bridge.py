@@ -154,11 +154,18 @@ def _adapter_manager(errors: HostErrors, adapter: Any) -> type:
                 raise errors.unmatch("save_outputs requires an adapter-produced write_layout, got None")
             if num_tokens_unpadded > 0 and write_layout.slots_cpu is None:
                 raise errors.unmatch("write_layout is missing its CPU slot snapshot (slots_cpu is None)")
-            # The manager lays the step out by the counts of new_step_starts. A
-            # layout with other counts would shift every later request's rows.
-            counts, ids = self._step_counts, []
+            # The manager lays the step out by the counts of new_step_starts, one request
+            # behind the other. A layout with other counts, or in another order, would give
+            # requests the rows of others.
+            counts, ids, row = self._step_counts, [], 0
             for write in write_layout.writes:
-                rows, expected = write.row_end - write.row_start, counts.get(write.req_id, 0)
+                if write.row_start != row:
+                    raise errors.unmatch(
+                        f"write_layout begins req {write.req_id} at row {write.row_start}, expected {row},"
+                        " where the one before it ends"
+                    )
+                row = write.row_end
+                rows, expected = row - write.row_start, counts.get(write.req_id, 0)
                 if rows != expected:
                     raise errors.unmatch(
                         f"scheduled token count mismatch for req {write.req_id}: step={expected}, layout={rows}"

@@ -13,10 +13,14 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from prefixcache import vllm_omni
+from prefixcache._vllm_omni_bridge import HostErrors, make_manager
+from prefixcache.omni import PrefixCacheConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOST = Path(__file__).with_name("vllm_omni_host.py")
@@ -114,6 +118,52 @@ def test_other_releases_are_refused_by_name(tmp_path, version, untested, fragmen
     assert f"vllm-omni {version} is not supported" in text
     assert fragment in text
     assert all(release in text for release in vllm_omni.SUPPORTED_RELEASES)
+
+
+class Interface:
+    """The error classes of a vllm-omni."""
+
+    class OmniPrefixCacheUnmatchError(RuntimeError):
+        pass
+
+    class OmniPrefixCacheStagingTimeoutError(OmniPrefixCacheUnmatchError):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("spans", "text"),
+    [
+        ([("B", 0, 3), ("A", 3, 5)], None),
+        ([("A", 3, 5), ("B", 0, 3)], "begins req A at row 3, expected 0"),
+        ([("B", 0, 3), ("A", 4, 6)], "begins req A at row 4, expected 3"),
+        ([("B", 0, 3), ("A", 2, 4)], "begins req A at row 2, expected 3"),
+        ([("B", 0, 2), ("A", 2, 4)], "mismatch for req B: step=3, layout=2"),
+    ],
+)
+def test_a_write_layout_that_would_mix_requests_is_refused(spans, text):
+    kinds = SimpleNamespace(STARTED="started", FINISHED="finished", ABORTED="aborted")
+    adapter = SimpleNamespace(PrefixCacheStep=SimpleNamespace, PrefixCacheEventKind=kinds)
+    manager = make_manager(HostErrors(Interface), adapter)(PrefixCacheConfig(num_blocks=4, block_size=4), eager=True)
+    events = [SimpleNamespace(kind="started", req_id=r, hit_end=0, block_ids=()) for r in "AB"]
+    manager.new_step_starts(SimpleNamespace(events=events, scheduled_tokens=(("A", 2), ("B", 3))))
+    writes = [SimpleNamespace(req_id=r, row_start=start, row_end=end) for r, start, end in spans]
+    hidden = torch.arange(10.0).view(5, 2)
+
+    def save() -> int:
+        layout = SimpleNamespace(writes=writes, slots_cpu=torch.tensor([0, 1, 2, 4, 5]))
+        return manager.save_outputs(hidden, {}, num_tokens_unpadded=5, num_tokens_padded=5, write_layout=layout)
+
+    if text is not None:
+        with pytest.raises(Interface.OmniPrefixCacheUnmatchError, match=text):
+            save()
+        writes = [
+            SimpleNamespace(req_id="B", row_start=0, row_end=3),
+            SimpleNamespace(req_id="A", row_start=3, row_end=5),
+        ]
+    out = manager.materialize(save(), ["A", "B"]).hidden_states
+    assert torch.equal(out["B"], hidden[:3])
+    assert torch.equal(out["A"], hidden[3:])
+    manager.shutdown()
 
 
 def test_errors_cross_processes():
