@@ -117,8 +117,7 @@ class FullAttentionGroupView:
             if tokens and int(block.max()) >= table.shape[1]:
                 inside = block < table.shape[1]
                 rows, first, block = rows[inside], first[inside], block[inside]
-            slots: _Array = table[rows, block] * np.int64(self.block_size) + self._place_in(first, block)
-            return slots
+            return self._first_slot(table[rows, block]) + self._place_in(first, block)
         # Prefill: work on pieces, one for each block that a request touches, and
         # go down to tokens only for one repeat and one addition.
         end = first + counts
@@ -133,9 +132,14 @@ class FullAttentionGroupView:
         length = np.minimum((block + 1) * self.block_size, end[owner]) - start
         # Inside a piece, slot minus index in the flat order is constant.
         before = np.cumsum(length) - length
-        shift = table[rows[owner], block] * np.int64(self.block_size) + self._place_in(start, block) - before
+        shift = self._first_slot(table[rows[owner], block]) + self._place_in(start, block) - before
         slots = np.repeat(shift, length)
         slots += np.arange(len(slots))
+        return slots
+
+    def _first_slot(self, blocks: NDArray[np.int32]) -> _Array:
+        # In int64, which a factor of that type does not bring about before numpy 2.
+        slots: _Array = np.multiply(blocks, self.block_size, dtype=np.int64)
         return slots
 
     def _block_of(self, position: _Array) -> _Array:

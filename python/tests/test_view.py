@@ -72,6 +72,15 @@ def test_slots_equal_the_loop(block_size, with_np):
         assert got.tolist() == slots_one_by_one(batch, block_size, ids, scheduled)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_slots_beyond_32_bits(count):
+    batch = make_batch(random.Random(1), rows=1, width=1, block_size=16)
+    batch.block_table[0].block_table.cpu.fill_(1 << 28)
+    batch.num_computed_tokens_cpu[:] = 5
+    got = FullAttentionGroupView(batch, 16).step_slots_cpu(batch.req_ids, {batch.req_ids[0]: count})
+    assert got.tolist() == [(1 << 32) + 5 + i for i in range(count)]
+
+
 def test_empty_step_has_no_slots():
     batch = make_batch(random.Random(0), rows=3, width=2, block_size=4)
     view = FullAttentionGroupView(batch, 4)
