@@ -63,10 +63,10 @@ class OmniCache:
     def begin(self) -> None:
         """A step in which nothing finishes or arrives."""
         status = self.library.omni_step_begin(self.handle, None, 0, None, 0, None)
+        if status != OK:
+            raise self._error(status, self.library.last_error())
         if kept:
             tell()
-        if status != OK:
-            raise self._error(status)
 
     def begin_with(self, finished: array[int], arrivals: Sequence[Arrival], fresh: dict[str, int]) -> bytearray:
         """A step with finishes and arrivals; for each arrival, whether its hit was opened.
@@ -86,10 +86,10 @@ class OmniCache:
             len(arrivals),
             _address(accepted),
         )
+        if status != OK:
+            raise self._error(status, self.library.last_error(), {number: r for r, number in fresh.items()})
         if kept:
             tell()
-        if status != OK:
-            raise self._error(status, {number: r for r, number in fresh.items()})
         return accepted
 
     def put_rows(self, i: int, key: int, address: int, stride: int, target: int, nbytes: int, flags: int = 0) -> None:
@@ -130,10 +130,10 @@ class OmniCache:
             self._saved = packed
         words[_SLOTS_WORD] = slots_at
         status = self.library.omni_save(self.handle, self._save_args_at)
+        if status != OK:
+            raise self._error(status, self.library.last_error(), layout.names)
         if kept:
             tell()
-        if status != OK:
-            raise self._error(status, layout.names)
         return self.saved_step[0]
 
     def drop(self, step: int) -> None:
@@ -147,17 +147,17 @@ class OmniCache:
         if reads:
             packed = b"".join([_READ.pack(key, 0, first, count, at, nbytes) for key, first, count, at, nbytes in reads])
         status = self.library.omni_materialize(self.handle, step, packed, len(reads))
+        if status != OK:
+            raise self._error(status, self.library.last_error(), layout.names)
         if kept:
             tell()
-        if status != OK:
-            raise self._error(status, layout.names)
 
     def discard(self, step: int, layout: BatchLayout) -> None:
         status = self.library.omni_discard(self.handle, step)
+        if status != OK:
+            raise self._error(status, self.library.last_error(), layout.names)
         if kept:
             tell()
-        if status != OK:
-            raise self._error(status, layout.names)
 
     def shutdown(self) -> None:
         self._check(self.library.omni_shutdown(self.handle))
@@ -175,11 +175,17 @@ class OmniCache:
 
     def _check(self, status: int) -> None:
         if status != OK:
-            raise self._error(status)
+            raise self._error(status, self.library.last_error())
 
-    def _error(self, status: int, names: dict[int, str] | None = None) -> PrefixCacheError:
-        """The library's error, with ids where its text has request numbers (``req #7``)."""
-        text = self.library.error_text() or self.library.status_name(status).decode()
+    def _error(self, status: int, last: bytes, names: dict[int, str] | None = None) -> PrefixCacheError:
+        """The library's error, with ids where its text has request numbers (``req #7``).
+
+        last: the text, taken before anything else: a handler of the log may call the library,
+        and so may whatever a garbage collection ends.
+        """
+        if kept:
+            tell()
+        text = last.decode("utf-8", "replace") or self.library.status_name(status).decode()
         if "#" in text:  # not of any other name: a key may be called feat#1
             known = self._names() | (names or {})
             text = re.sub(r"(?<=\breq )#(\d+)", lambda m: str(known.get(int(m[1]), m[0])), text)

@@ -246,7 +246,9 @@ class Library:
     def check(self, status: int) -> None:
         """Raise the exception that belongs to ``status``; nothing for PC_OK."""
         if status != OK:
-            text = self.error_text()
+            text = self.error_text()  # before a handler of the log may call the library
+            if kept:
+                tell()
             raise error_of(status, text or self.status_name(status).decode())
 
 
@@ -270,7 +272,7 @@ def tell() -> None:
 
 
 def _tell_after(status: int, _function: Any, _arguments: Any) -> int:
-    if kept:
+    if kept and status >= OK:  # else who takes the error's text tells afterwards, and if nobody does, the next call
         tell()
     return status
 

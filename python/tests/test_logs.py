@@ -20,7 +20,7 @@ from context_host import Kind, Rig, Status, prompt
 from omni_host import WIDTH, Host, eventually
 from test_omni_threads import run_python
 
-from prefixcache import _ffi
+from prefixcache import PrefixCacheError, _ffi
 from prefixcache.omni import ModelCachePolicy, OmniPrefixCacheStagingTimeoutError, OmniPrefixCacheUnmatchError
 
 ROW = 4 * WIDTH
@@ -388,6 +388,38 @@ def test_what_a_filter_of_the_host_raises_reaches_the_caller_once(where: str, li
     )
     assert live.finish() is Status.OK, "nothing is left to be finished" if where == "finish" else "it was not concerned"
     rig.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [("save", "unconsumed step contexts"), ("set_policy", "after 1 saved steps"), ("check", "cache: 0 is not")],
+)
+def test_a_handler_of_the_host_may_call_the_library_beside_an_error(call: str, text: str) -> None:
+    """Whose text is that of the last call, and would be gone with the handler's."""
+    host, asked = waiting(0), []
+
+    class Asking(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            asked.append((record.getMessage(), host.manager.stats()["steps_saved"]))
+
+    def refused() -> None:
+        if call == "save":  # which logs a line
+            host.save()
+            return
+        library = _ffi.load()
+        library._log(_ffi.kept, _ffi.LogLevel(2), b"a line of before")
+        if call == "set_policy":
+            host.manager._cache.set_policy(False)
+        library.check(library.omni_fail_write(0, 1))
+
+    logger, handler = logging.getLogger("prefixcache"), Asking()
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(PrefixCacheError, match=text):
+            refused()
+    finally:
+        logger.removeHandler(handler)
+    assert [saved for _, saved in asked] == [1]
 
 
 def test_lines_of_many_threads_stay_whole() -> None:
