@@ -117,9 +117,7 @@ func (c *Cache) stageDevice(a *SaveArgs) error {
 				took = c.since(began)
 			})
 			c.stats.Moves[MoveSave].add(host, took)
-			if c.closed {
-				err = errShutDown("save")
-			}
+			err = c.stopped()
 		}
 	}
 	if err != nil {

@@ -127,12 +127,20 @@ func (c *Cache) prepare(a *SaveArgs) (err error) {
 			took = c.since(began)
 		})
 		c.stats.Moves[MoveSave].add(s.immediateBytes, took)
-		if c.closed {
+		if err = c.stopped(); err != nil {
 			c.releasePage(s.page, pageByStep)
-			return errShutDown("save")
 		}
 	}
-	return nil
+	return err
+}
+
+// stopped is why a save that had given the lock up must not go on, or nil: a deferred
+// write may have failed meanwhile (O-42).
+func (c *Cache) stopped() error {
+	if c.closed {
+		return errShutDown("save")
+	}
+	return c.fatal
 }
 
 // reserveRows has memory for every row of the step that does not go straight to the

@@ -42,8 +42,8 @@ func (c *Cache) awaitPage() error {
 	for end := c.deadline(); ; {
 		late := !c.wait(Callers, end)
 		switch {
-		case c.closed:
-			return errShutDown("save")
+		case c.stopped() != nil:
+			return c.stopped()
 		case c.freePage() >= 0:
 			return nil
 		case late:

@@ -140,7 +140,7 @@ func (c *Cache) checkZero() error {
 	for p, holder := range c.pages {
 		// After a failed write or a shutdown a copy that nobody waited for may still land;
 		// no step uses the page any more, and its memory is cleared when it goes.
-		if m := c.devicePages[p].mem; holder == 0 && m != nil && !c.job.missed && !c.closed && !rows.NewScan(m).Zero(0, m.Size()) {
+		if m := c.devicePages[p].mem; holder == 0 && m != nil && c.fatal == nil && !c.closed && !rows.NewScan(m).Zero(0, m.Size()) {
 			return fmt.Errorf("free device page %d is not zero", p)
 		}
 	}
