@@ -51,6 +51,7 @@ type Cache struct {
 	pageUse     []pageUse   // Config.ZeroOnRelease, see zero.go
 	late        []lateRow
 	warmed      int64 // bytes, by Warm
+	warming     *key  // whose memory Warm touches without the lock, or nil
 
 	crew *rows.Crew // shares large copies; nil when that is off
 
@@ -121,7 +122,7 @@ func (c *Cache) Shutdown() {
 }
 
 // busy reports whether a call or a job is between its locked parts.
-func (c *Cache) busy() bool { return c.engine || c.running > 0 || c.job.active }
+func (c *Cache) busy() bool { return c.engine || c.running > 0 || c.warming != nil || c.job.active }
 
 // Free gives all memory back; the cache must have been shut down. Busy while a
 // call or a job still runs.
@@ -134,7 +135,7 @@ func (c *Cache) Free() error {
 	case !c.closed:
 		return status.New(status.WrongState, "free of a cache that is not shut down")
 	case c.busy():
-		return status.New(status.Busy, "free while %d materialize calls, %d jobs or an engine call still run", c.running, btoi(c.job.active))
+		return status.New(status.Busy, "free while %d materialize calls, %d jobs, an engine call or a warming still run", c.running, btoi(c.job.active))
 	}
 	c.freed = true
 	c.crew.Close()

@@ -51,6 +51,7 @@ type key struct {
 
 	landing *rows.Memory // StagingDepth pages of StagingCapacity rows, on first use
 	warm    int64        // bytes of the mirror that Warm has made present
+	gone    bool         // opened anew while Warm was at it, which frees it
 	readers int          // planned reads of this key that are still open
 
 	// For the save in progress: its index in SaveArgs.Rows, or -1.
@@ -112,7 +113,7 @@ func (c *Cache) OpenKey(name string, rowBytes int64, dtype uint32, s Schedule) (
 		return NoKey, err
 	}
 	if known {
-		c.keys[id].free()
+		c.giveUp(c.keys[id])
 		c.keys[id] = k
 		return id, nil
 	}
@@ -123,6 +124,16 @@ func (c *Cache) OpenKey(name string, rowBytes int64, dtype uint32, s Schedule) (
 		c.hidden = id
 	}
 	return id, nil
+}
+
+// giveUp frees a key that no save has carried, or leaves that to Warm.
+func (c *Cache) giveUp(k *key) {
+	c.warmed -= k.warm
+	if k == c.warming {
+		k.gone = true
+		return
+	}
+	k.free()
 }
 
 // newKey reserves address space for a key; nothing is touched yet.

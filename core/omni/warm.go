@@ -23,9 +23,12 @@ func (c *Cache) Warm(piece int64) (bytes int64, done bool) {
 			m, from := k.mirror.Memory(), k.warm
 			k.warm += n
 			c.warmed += n
-			c.running++ // Free waits
+			c.warming = k // Free waits, and who gives the key up leaves its memory
 			c.unlocked(func() { _ = m.Touch(from, n) })
-			if c.running--; c.closed {
+			if c.warming = nil; k.gone {
+				k.free()
+			}
+			if c.closed {
 				c.wake(Callers)
 			}
 			return n, false
