@@ -336,6 +336,9 @@ def check_variables() -> Iterator[Finding]:
             like = difflib.get_close_matches(name.upper(), VARIABLES, 1, 0.8)
             advice = f"did you mean {like[0]}?" if like else f"known are {', '.join(VARIABLES)}"
             yield warning("variables", f"{name} is none that this package reads", advice)
+    switch = os.environ.get("PREFIXCACHE_VLLM_OMNI", "1")
+    if switch not in ("", "0", "1"):
+        yield warning("variables", f"PREFIXCACHE_VLLM_OMNI is {switch}, expected 0 or 1", "0 turns the plug-in off")
     threads = os.environ.get("PREFIXCACHE_COPY_THREADS", "0")
     if not (threads.isdecimal() and int(threads) <= _ffi.MAX_COPY_THREADS):
         text = f"PREFIXCACHE_COPY_THREADS is {threads}, expected 0 to {_ffi.MAX_COPY_THREADS}"

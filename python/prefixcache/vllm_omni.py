@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 #: Releases whose own classes drove this manager in our tests.
 SUPPORTED_RELEASES = ("0.30.0rc1", "0.30.0", "0.31.0rc1", "0.32.0rc1")
+#: Environment variable: 0 turns :func:`register` off.
+SWITCH = "PREFIXCACHE_VLLM_OMNI"
 # Versions (major, minor) that these releases span, both ends included.
 _OLDEST, _NEWEST = (0, 30), (0, 32)
 
@@ -150,8 +152,11 @@ def register() -> None:
     here would end the engine: so a missing vllm-omni is silent, and one that is
     not supported is an error in the log and keeps its own manager.
     """
-    if os.environ.get("PREFIXCACHE_VLLM_OMNI", "1") == "0":
+    wanted = os.environ.get(SWITCH, "1")
+    if wanted == "0":
         return
+    if wanted not in ("", "1"):
+        logger.warning("%s is %s, expected 0 or 1: the omni cache is not turned off", SWITCH, wanted)
     try:
         install()
     except VllmOmniNotFoundError as e:

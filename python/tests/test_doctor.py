@@ -280,6 +280,13 @@ def test_a_variable_that_nobody_reads_is_a_warning(variables, name, advice):
     assert finding.advice.startswith(advice)
 
 
+@pytest.mark.parametrize("value", ["false", "off", " 0"])
+def test_a_switch_that_is_neither_on_nor_off_is_a_warning(variables, value):
+    variables.setenv("PREFIXCACHE_VLLM_OMNI", value)
+    finding, *_ = doctor.check_variables()
+    assert (finding.level, finding.text) == (Level.WARNING, f"PREFIXCACHE_VLLM_OMNI is {value}, expected 0 or 1")
+
+
 @pytest.mark.parametrize("threads", ["abc", "65", "-1", ""])
 def test_a_number_of_threads_that_every_cache_refuses_is_a_failure(variables, threads):
     variables.setenv("PREFIXCACHE_COPY_THREADS", threads)

@@ -189,6 +189,17 @@ def test_plugin_entry_never_ends_the_engine(tmp_path):
     assert "keeps its own" in text
 
 
+@pytest.mark.parametrize(("value", "warned"), [("false", True), ("off", True), ("1", False), ("", False), ("0", False)])
+def test_a_switch_that_is_neither_on_nor_off_is_told(tmp_path, value, warned):
+    """It is on, which whoever wrote "false" does not mean."""
+    code = "import logging; logging.basicConfig()\nfrom prefixcache import vllm_omni; vllm_omni.register()"
+    path = f"{REPOSITORY / 'python'}:{fake_release(tmp_path, '0.28.0')}"
+    done = python("-c", code, PREFIXCACHE_VLLM_OMNI=value, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert (f"PREFIXCACHE_VLLM_OMNI is {value}, expected 0 or 1" in done.stderr) is warned
+    assert ("0.28.0 is not supported" in done.stderr) is (value != "0")
+
+
 def test_import_brings_neither_torch_nor_vllm():
     done = python(
         "-c",
