@@ -75,6 +75,23 @@ func TestTooManyOfEverythingIsRefused(t *testing.T) {
 	r.c.last = 0
 }
 
+// The staging pages of a key are reserved with the first step that needs one. Sizes that
+// are allowed each for itself may come to more bytes than a number holds.
+func TestStagingPagesBeyondEveryNumberCannotBeHad(t *testing.T) {
+	r := newRig(t, Config{NumBlocks: 1, BlockSize: 1, StagingDepth: maxDepth, StagingCapacity: maxStepRows})
+	for _, rowBytes := range []int64{1 << 24, 1<<24 + 1, 1<<24 + 64} { // in 64 bits: 0, 2^40, 2^46
+		id, err := r.c.OpenKey("wide", rowBytes, 0, JoinNextStep)
+		if err != nil {
+			t.Fatal(err)
+		}
+		row := make([]byte, rowBytes)
+		a := &SaveArgs{Requests: []uint64{1}, Counts: []int64{1}, Slots: []int64{0},
+			Rows: []KeyRows{{Key: id, Rows: unsafe.Pointer(&row[0]), Stride: rowBytes}}}
+		_, err = r.c.Save(a)
+		wantErr(t, err, status.OutOfMemory, fmt.Sprintf("4096 staging pages of 268435456 rows of %d bytes", rowBytes))
+	}
+}
+
 func TestStatesHaveNames(t *testing.T) {
 	for s, want := range map[State]string{Absent: "ABSENT", InTransit: "IN_TRANSIT", Committed: "COMMITTED", Skipped: "SKIPPED", 9: "invalid"} {
 		if s.String() != want {

@@ -1,6 +1,7 @@
 package omni
 
 import (
+	"math"
 	"time"
 
 	"libprefixcache/core/rows"
@@ -82,8 +83,12 @@ func (c *Cache) reserveLanding(k *key) error {
 	if k.landing != nil {
 		return nil
 	}
-	m, err := rows.Reserve(int64(len(c.pages))*c.cfg.StagingCapacity*k.rowBytes,
-		rows.MemoryOptions{Purpose: rows.PurposeStaging, DontDump: true})
+	pages := int64(len(c.pages)) * c.cfg.StagingCapacity // in rows: 2^40 at most
+	if pages > math.MaxInt64/k.rowBytes {
+		return status.New(status.OutOfMemory, "cannot reserve %d staging pages of %d rows of %d bytes for key %s: more than the address space",
+			len(c.pages), c.cfg.StagingCapacity, k.rowBytes, k.name)
+	}
+	m, err := rows.Reserve(pages*k.rowBytes, rows.MemoryOptions{Purpose: rows.PurposeStaging, DontDump: true})
 	if err != nil {
 		return err
 	}
