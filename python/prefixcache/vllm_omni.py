@@ -110,22 +110,25 @@ def install(*, allow_untested: bool = False) -> None:
             manager = importlib.import_module(f"{_PACKAGE}.manager")
             group_view = importlib.import_module(f"{_PACKAGE}.group_view")
             interface = importlib.import_module(f"{_PACKAGE}.interface")
-        except ImportError as e:
+        except Exception as e:  # whatever its modules do when they are imported
             raise VllmOmniNotFoundError(
-                f"vllm-omni {version} is installed but {_PACKAGE} cannot be imported: {e}"
+                f"vllm-omni {version} is installed but {_PACKAGE} cannot be imported: {type(e).__name__}: {e}"
             ) from e
-        kind = _interface_kind(manager.OmniPrefixCacheManager, version)
-
         from prefixcache import _vllm_omni_bridge as bridge
 
-        errors = bridge.HostErrors(interface)
-        adapter = importlib.import_module(f"{_PACKAGE}.adapter") if kind == "adapter" else None
-        new_manager = bridge.make_manager(errors, adapter)
-        new_view = bridge.make_group_view(errors)
-        _patches[:] = [
-            _Patch(manager, "OmniPrefixCacheManager", manager.OmniPrefixCacheManager, new_manager),
-            _Patch(group_view, "FullAttentionGroupView", group_view.FullAttentionGroupView, new_view),
-        ]
+        try:
+            kind = _interface_kind(manager.OmniPrefixCacheManager, version)
+            errors = bridge.HostErrors(interface)
+            adapter = importlib.import_module(f"{_PACKAGE}.adapter") if kind == "adapter" else None
+            new_manager = bridge.make_manager(errors, adapter)
+            new_view = bridge.make_group_view(errors)
+            patches = [
+                _Patch(manager, "OmniPrefixCacheManager", manager.OmniPrefixCacheManager, new_manager),
+                _Patch(group_view, "FullAttentionGroupView", group_view.FullAttentionGroupView, new_view),
+            ]
+        except (AttributeError, ImportError, TypeError) as e:
+            raise UnsupportedVllmOmniError(version, f"its prefix cache has another interface ({e})") from e
+        _patches[:] = patches
         for patch in _patches:
             _rebind(patch.name, patch.original, patch.replacement)
         logger.info("vllm-omni %s now uses the omni cache of libprefixcache (%s interface)", version, kind)
@@ -148,9 +151,10 @@ def installed() -> bool:
 def register() -> None:
     """Entry point of the group ``vllm.general_plugins``.
 
-    vLLM runs it in processes that have no vllm-omni as well, and an exception
-    here would end the engine: so a missing vllm-omni is silent, and one that is
-    not supported is an error in the log and keeps its own manager.
+    vLLM runs it in processes that have no vllm-omni, or do not want it, as well,
+    and an exception here would end the engine: so a missing vllm-omni is silent,
+    one that is broken is a warning, and one that is not supported is an error in
+    the log and keeps its own manager.
     """
     wanted = os.environ.get(SWITCH, "1")
     if wanted == "0":
@@ -160,9 +164,11 @@ def register() -> None:
     try:
         install()
     except VllmOmniNotFoundError as e:
-        logger.debug("omni cache not installed: %s", e)
+        logger.log(logging.WARNING if e.__cause__ else logging.DEBUG, "omni cache not installed: %s", e)
     except UnsupportedVllmOmniError as e:
         logger.error("omni cache not installed, vllm-omni keeps its own: %s", e)
+    except Exception:
+        logger.exception("omni cache not installed, vllm-omni keeps its own")
 
 
 def _is_current() -> bool:

@@ -189,6 +189,39 @@ def test_plugin_entry_never_ends_the_engine(tmp_path):
     assert "keeps its own" in text
 
 
+RUNNER_MANAGER = """
+class OmniPrefixCacheManager:
+    def __init__(self, config, view, *, eager=None): pass
+    def save_outputs(self, hidden_states, mm_outputs, *, num_tokens_unpadded, num_tokens_padded): pass
+    register_policy = new_step_starts = materialize = discard_step = shutdown = save_outputs
+"""
+ADAPTER_MANAGER = RUNNER_MANAGER.replace("view,", "").replace("padded):", "padded, write_layout):")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("../../__init__.py", "raise RuntimeError('no driver')", "cannot be imported: RuntimeError: no driver"),
+        ("group_view.py", "import os; os.nothing", "cannot be imported: AttributeError"),
+        ("interface.py", "def (", "cannot be imported: SyntaxError"),
+        ("manager.py", "", "another interface (module 'vllm_omni.core.prefix_cache.manager' has no attribute"),
+        ("group_view.py", "", "another interface (module 'vllm_omni.core.prefix_cache.group_view' has no attribute"),
+        ("interface.py", "", "another interface (module 'vllm_omni.core.prefix_cache.interface' has no attribute"),
+        ("manager.py", ADAPTER_MANAGER, "another interface (No module named 'vllm_omni.core.prefix_cache.adapter'"),
+    ],
+)
+def test_plugin_entry_survives_a_vllm_omni_that_is_broken(tmp_path, file, content, told):
+    """Also in a server that does not want it, which would run without."""
+    path = fake_release(tmp_path, "0.30.0", RUNNER_MANAGER)
+    package = tmp_path / "vllm_omni" / "core" / "prefix_cache"
+    errors = ("OmniPrefixCacheUnmatchError", "OmniPrefixCacheStagingTimeoutError")
+    (package / "interface.py").write_text("".join(f"class {name}(RuntimeError): pass\n" for name in errors))
+    (package / file).write_text(content)
+    text = message_of("import logging; logging.basicConfig()\nvllm_omni.register(); print(vllm_omni.installed())", path)
+    assert told in text
+    assert "False" in text.splitlines()[0]
+
+
 @pytest.mark.parametrize(("value", "warned"), [("false", True), ("off", True), ("1", False), ("", False), ("0", False)])
 def test_a_switch_that_is_neither_on_nor_off_is_told(tmp_path, value, warned):
     """It is on, which whoever wrote "false" does not mean."""
