@@ -121,6 +121,10 @@ class KeyTable:
         """The key, whether visible or not."""
         return self._keys.get(name)
 
+    def forget_unsaved(self) -> None:
+        """Keys that no save has carried are opened anew: their schedule may be another one now."""
+        self._keys = {name: key for name, key in self._keys.items() if key.visible}
+
     def match(self, name: str, value: Any, num_tokens: int, padded: int, deferred: bool) -> Key | None:
         """The key that an output belongs to, opened at first sight.
 

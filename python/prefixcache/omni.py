@@ -136,6 +136,7 @@ class OmniPrefixCacheManager(Staying):
             )
         self._cache.set_policy(policy.needs_full_hidden_states)
         self._policy = policy
+        self._keys.forget_unsaved()
         self._repeat = None
 
     def new_step_starts(self, scheduler_output: Any) -> None:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from omni_host import Host, rows, same
+from omni_host import Host, eventually, rows, same
 
 from prefixcache._cache import _READ, _address
 from prefixcache._errors import INVALID_ARGUMENT, PrefixCacheArgumentError
@@ -303,6 +303,21 @@ def test_token_numbers_that_cannot_be_meant(host, counts):
     host.begin({"A": 2})
     with pytest.raises(PrefixCacheArgumentError, match=r"num_tokens_(un)?padded is .*, expected"):
         host.manager.save_outputs(None, None, num_tokens_unpadded=counts[0], num_tokens_padded=counts[1])
+
+
+def test_a_refused_save_does_not_settle_the_schedule_of_a_key(make_host):
+    host = make_host()
+    host.arrive("A", [99])
+    host.begin({"A": 2})
+    with pytest.raises(OmniPrefixCacheUnmatchError, match=r"slots\[0\] is 396"):
+        host.save({"d": host.outputs("d")})
+    host.manager.register_policy(ModelCachePolicy(deferred_keys=frozenset({"d"})))
+    host.view.tables["A"] = [0]
+    host.read(host.save({"d": host.outputs("d")}), "A")
+    assert host.states("d", [0, 1]) == [1, 1]  # they wait for the end of the request
+    host.finish("A")
+    host.begin({})
+    eventually(lambda: host.states("d", [0, 1]) == [2, 2])
 
 
 def test_a_refused_save_does_not_settle_a_key(make_host):
