@@ -1,6 +1,7 @@
 package omni
 
 import (
+	"math"
 	"slices"
 
 	"libprefixcache/core/rows"
@@ -168,6 +169,9 @@ func (c *Cache) checkRows(a *SaveArgs) error {
 		case s.n > 0 && beyond(r.Rows, (s.n-1)*r.Stride+k.rowBytes):
 			return status.New(status.InvalidArgument, "rows of key %s is %#x, expected an address with %d bytes behind it",
 				k.name, uintptr(r.Rows), (s.n-1)*r.Stride+k.rowBytes)
+		case layout > math.MaxInt64/k.rowBytes:
+			return status.New(status.InvalidArgument, "key %s has %d rows of %d bytes in the results of this step, more than the address space",
+				k.name, layout, k.rowBytes)
 		case r.Dst != nil && r.DstBytes != layout*k.rowBytes:
 			code := status.InvalidArgument
 			if r.DstBytes < layout*k.rowBytes {

@@ -92,6 +92,33 @@ func TestStagingPagesBeyondEveryNumberCannotBeHad(t *testing.T) {
 	}
 }
 
+// A hit may name one block many times, and many requests may have one: their results may
+// come to more bytes than a number holds, which must not look like a small buffer.
+func TestResultsBeyondEveryNumberAreRefused(t *testing.T) {
+	const block, rowBytes = 1 << 20, 1 << 26
+	r := newRig(t, Config{NumBlocks: 1, BlockSize: block})
+	id, err := r.c.OpenKey("wide", rowBytes, 0, JoinNextStep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var arrivals []NewRequest
+	a := &SaveArgs{Slots: []int64{0}}
+	for i := range uint64(128) { // 2^38 rows of 2^26 bytes, and one more
+		arrivals = append(arrivals, NewRequest{Request: i, HitTokens: maxHitTokens, Blocks: make([]int64, maxHitTokens/block)})
+		a.Requests, a.Counts = append(a.Requests, i), append(a.Counts, 0)
+	}
+	a.Counts[127] = 1
+	if err := r.c.StepBegin(nil, arrivals, nil); err != nil {
+		t.Fatal(err)
+	}
+	var row [rowBytes]byte
+	dst := make([]byte, rowBytes)
+	a.Rows = []KeyRows{{Key: id, Rows: unsafe.Pointer(&row), Stride: rowBytes, Dst: unsafe.Pointer(&dst[0]), DstBytes: rowBytes}}
+	_, err = r.c.Save(a)
+	wantErr(t, err, status.InvalidArgument, "key wide has 274877906945 rows of 67108864 bytes in the results of this step")
+	r.begin(nil)
+}
+
 func TestStatesHaveNames(t *testing.T) {
 	for s, want := range map[State]string{Absent: "ABSENT", InTransit: "IN_TRANSIT", Committed: "COMMITTED", Skipped: "SKIPPED", 9: "invalid"} {
 		if s.String() != want {
