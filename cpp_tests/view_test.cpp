@@ -2,6 +2,10 @@
 // the deployment gate.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <set>
+#include <thread>
+
 #include "host_cache.hpp"
 
 namespace {
@@ -23,6 +27,29 @@ TEST(View, RecordsInOrderOfRecency) {
     EXPECT_EQ(records[0].basePages.size(), 2U);
     EXPECT_EQ(rig->manager().baseIndex().size(), 3U);
     EXPECT_TRUE(rig->manager().draftIndex().empty());
+}
+
+// A query asks the library several times, and another thread may evict in between: a record is
+// listed with all of its pages or not at all.
+TEST(View, RecordsAreWholeBesideAThreadThatEvicts) {
+    Rig rig;
+    std::atomic<bool> done{false};
+    std::thread evicting([&] {
+        for (int32_t i = 0; i < 4000; ++i) {
+            serve(*rig, {tokensOf(24, i)});  // 6 pages of 32
+        }
+        done = true;
+    });
+    auto const& view = rig->manager();
+    while (!done) {
+        for (auto const& record : view.records()) {
+            EXPECT_EQ(record.basePages.size(), static_cast<size_t>(record.fullBlockCount)) << record.id;
+            EXPECT_EQ(record.fullBlockCount, 6) << record.id;
+            std::set<int32_t> const pages(record.basePages.begin(), record.basePages.end());
+            EXPECT_EQ(pages.size(), 6U) << record.id;
+        }
+    }
+    evicting.join();
 }
 
 TEST(View, C68_ReferencesFollowLeasesAndRecords) {

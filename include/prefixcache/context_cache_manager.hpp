@@ -166,20 +166,24 @@ class ContextCacheManager {
         uint64_t mSize;
     };
 
-    /// Every resident record, least recently used first.
+    /// Every resident record, least recently used first. One that another thread evicts before its
+    /// pages were read is left out.
     std::vector<CacheRecord> records() const {
         uint64_t count = 0;
         detail::check(mApi, mApi.manager_records(mHandle, nullptr, 0, &count));
         std::vector<pc_record> raw(count);
         detail::check(mApi, mApi.manager_records(mHandle, raw.data(), raw.size(), &count));
+        raw.resize(count < raw.size() ? count : raw.size());
         std::vector<CacheRecord> out;
         for (auto const& r : raw) {
             CacheRecord record;
             record.id = r.id;
-            record.fullBlockCount = r.blocks;
             record.exactLength = r.exact_length;
-            record.basePages = pages(r.id, PC_BASE);
-            record.draftPages = pages(r.id, PC_DRAFT);
+            if (!pages(r.id, PC_BASE, record.basePages) || !pages(r.id, PC_DRAFT, record.draftPages)) {
+                continue;
+            }
+            // It may have been shortened meanwhile.
+            record.fullBlockCount = r.base_pages > 0 ? static_cast<int32_t>(record.basePages.size()) : r.blocks;
             record.recurrentSlot = r.recurrent_slot;
             record.partialKvSlot = r.partial_slot;
             out.push_back(std::move(record));
@@ -246,12 +250,18 @@ class ContextCacheManager {
     friend class ContextCacheCoordinator;
     ContextCacheManager(pc_api const& api, pc_handle handle) : mApi(api), mHandle(handle) {}
 
-    std::vector<int32_t> pages(uint64_t record, uint32_t model) const {
+    /// The page path of a record; false when there is no such record any more.
+    bool pages(uint64_t record, uint32_t model, std::vector<int32_t>& out) const {
         uint64_t count = 0;
-        detail::check(mApi, mApi.manager_record_pages(mHandle, record, model, 0, nullptr, 0, &count));
-        std::vector<int32_t> out(count);
-        detail::check(mApi, mApi.manager_record_pages(mHandle, record, model, 0, out.data(), out.size(), &count));
-        return out;
+        do {
+            out.resize(count);
+            if (detail::check(mApi, mApi.manager_record_pages(mHandle, record, model, 0, out.data(), out.size(),
+                                                              &count)) == PC_NOT_FOUND) {
+                return false;
+            }
+        } while (count > out.size());
+        out.resize(count);
+        return true;
     }
 
     pc_api const& mApi;

@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from prefixcache import _ffi
+from prefixcache._errors import error_of
 from prefixcache.context import _abi
 from prefixcache.context._arguments import SequenceArgument, integer, member, to_hash, uint64
 from prefixcache.context._closing import Handle
@@ -79,32 +80,51 @@ class ManagerView(Handle):
         return self._handle.value
 
     def records(self) -> list[CacheRecord]:
-        """Every resident record, least recently used first."""
+        """Every resident record, least recently used first.
+
+        While other threads work on the cache, one that goes before its pages were read is left out.
+        """
         count = ctypes.c_uint64()
         self._check(self._library.manager_records(self.handle, None, 0, ctypes.byref(count)))
         raw = (_abi.Record * count.value)()
         self._check(self._library.manager_records(self.handle, raw, len(raw), ctypes.byref(count)))
-        return [
-            CacheRecord(
-                id=r.id,
-                full_block_count=r.blocks,
-                exact_length=r.exact_length,
-                base_pages=self.record_pages(r.id, _abi.BASE),
-                draft_pages=self.record_pages(r.id, _abi.DRAFT),
-                recurrent_slot=slot_or_none(r.recurrent_slot),
-                partial_kv_slot=slot_or_none(r.partial_slot),
+        out = []
+        for r in raw[: count.value]:
+            base, draft = self._path(r.id, _abi.BASE), self._path(r.id, _abi.DRAFT)
+            if base is None or draft is None:
+                continue
+            out.append(
+                CacheRecord(
+                    id=r.id,
+                    full_block_count=len(base) if r.base_pages else r.blocks,  # it may have been shortened meanwhile
+                    exact_length=r.exact_length,
+                    base_pages=base,
+                    draft_pages=draft,
+                    recurrent_slot=slot_or_none(r.recurrent_slot),
+                    partial_kv_slot=slot_or_none(r.partial_slot),
+                )
             )
-            for r in raw[: count.value]
-        ]
+        return out
 
     def record_pages(self, record: int, model: int = 0) -> tuple[int, ...]:
         """Page path of a record: base (0) or draft (1)."""
-        call, number = self._library.manager_record_pages, uint64("record", record)
-        count = ctypes.c_uint64()
-        self._check(call(self.handle, number, integer("model", model, 0, 1), 0, None, 0, ctypes.byref(count)))
-        out = (ctypes.c_int32 * count.value)()
-        self._check(call(self.handle, number, model, 0, out, len(out), ctypes.byref(count)))
-        return tuple(out[: count.value])
+        path = self._path(uint64("record", record), integer("model", model, 0, 1))
+        if path is None:
+            raise error_of(NOT_FOUND, self._library.error_text())
+        return path
+
+    def _path(self, record: int, model: int) -> tuple[int, ...] | None:
+        """The same; None when there is no such record, or no more."""
+        call, count, room = self._library.manager_record_pages, ctypes.c_uint64(), 0
+        while True:
+            out = (ctypes.c_int32 * room)()
+            status = call(self.handle, record, model, 0, out, room, ctypes.byref(count))
+            if status == NOT_FOUND:
+                return None
+            self._check(status)
+            if count.value <= room:
+                return tuple(out[: count.value])
+            room = count.value
 
     def references(self, resource: CacheResourceType) -> tuple[list[int], list[int]]:
         """For each slot of a pool: live leases that use it, records that list it. Slow."""
