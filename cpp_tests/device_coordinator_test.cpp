@@ -165,7 +165,8 @@ struct Device {
 
 class Runtime {
   public:
-    explicit Runtime(uint64_t seed, cudaStream_t instead = nullptr)
+    explicit Runtime(uint64_t seed, cudaStream_t instead = nullptr,
+                     ContextCacheCoordinator::StreamSynchronizer synchronizer = {})
         : mRandom(seed), mDevice(seed), mInstead(instead), mTable(kBatch, kWidth, kPages) {
         ContextCacheConfig config;
         config.enabled = true;
@@ -176,7 +177,8 @@ class Runtime {
         DeploymentConfig deployment;
         deployment.base.maxBatchSize = kBatch;
         coordinator = std::make_unique<ContextCacheCoordinator>(config, deployment, Kind::kHybrid,
-                                                                ContextCachePhysicalResources{cache, mTable}, stream());
+                                                                ContextCachePhysicalResources{cache, mTable}, stream(),
+                                                                std::move(synchronizer));
     }
 
     cudaStream_t stream() const {
@@ -637,6 +639,41 @@ TEST_F(DeviceCoordinator, AStreamOfEachThreadBelongsToTheThreadThatWorksOnIt) {
         OneRequest next(runtime);  // no request was live: any thread may begin with the work
         EXPECT_EQ(next.preparePrefill(), PC_OK) << next.api.last_error();
         EXPECT_EQ(next.finish(), PC_OK) << next.api.last_error();
+        runtime.checkTheEnd();
+    }
+    EXPECT_EQ(text(simcuda_report), "");
+    EXPECT_EQ(text(simcuda_leaks), "");
+}
+
+// A handle that is dropped elsewhere, beside a synchronizer that waits for the stream of whoever calls
+// it: the request is not lost, but kept until the coordinator is shut down.
+TEST_F(DeviceCoordinator, AHandleDroppedByAThreadWithAnotherStreamIsQuarantined) {
+    simcuda_reset(1);
+    {
+        auto* const each = reinterpret_cast<cudaStream_t>(CU_STREAM_PER_THREAD);
+        auto const waits = [](cudaStream_t s) {
+            return cuStreamSynchronize(reinterpret_cast<CUstream>(s)) == CUDA_SUCCESS ? cudaSuccess : cudaErrorUnknown;
+        };
+        Runtime runtime(1, each, waits);
+        simcuda_policy(SIMCUDA_LATE);
+        CUcontext own = nullptr;
+        must(cuCtxGetCurrent(&own), "cuCtxGetCurrent");
+        ContextCacheBatchAdmission admission;
+        admission.sequences.resize(1);
+        admission.sequences[0].tokenIds.assign(9, 1);
+        auto begun = runtime.coordinator->beginRequest(admission, each);
+        ASSERT_EQ(begun.status, Status::kOk);
+        EXPECT_EQ(runtime.coordinator->preparePrefill(begun.admission->request), Status::kOk);
+        EXPECT_GT(simcuda_queued(), 0U);
+        std::thread([&] {
+            must(cuCtxSetCurrent(own), "cuCtxSetCurrent");
+            auto const dropped = std::move(begun.admission->request);
+        }).join();
+        EXPECT_GT(simcuda_queued(), 0U) << "what this thread enqueued nobody has waited for";
+        EXPECT_TRUE(runtime.coordinator->metrics().poisoned);
+        EXPECT_EQ(runtime.coordinator->metrics().quarantinedRequests, 1U);
+        EXPECT_EQ(runtime.coordinator->shutdown(), Status::kOk);
+        EXPECT_EQ(simcuda_queued(), 0U);
         runtime.checkTheEnd();
     }
     EXPECT_EQ(text(simcuda_report), "");

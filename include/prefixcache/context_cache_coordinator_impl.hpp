@@ -389,7 +389,11 @@ inline void ContextCacheCoordinator::dropped(RequestHandle::Impl& impl) noexcept
         } catch (...) {
         }
     }
-    static_cast<void>(mApi.context_abandon(mContext, impl.handle, drained));
+    if (mApi.context_abandon(mContext, impl.handle, drained) < 0 && drained != 0) {
+        // This thread has waited for a stream of its own, not for the one that the request's work is on:
+        // nobody knows what is still written. The handle is the last that knows the request.
+        static_cast<void>(mApi.context_abandon(mContext, impl.handle, 0));
+    }
 }
 
 inline ContextCacheCoordinatorStatus ContextCacheCoordinator::shutdown() noexcept {

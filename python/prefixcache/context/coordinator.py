@@ -354,7 +354,10 @@ class ContextCacheCoordinator(Handle, Closing):
             if self._library.context_get_request(self.handle, number, ctypes.byref(info)) == 0 and info.pending:
                 drained = self._drain()
         finally:
-            self._library.context_abandon(self.handle, number, int(drained))
+            if self._library.context_abandon(self.handle, number, int(drained)) < 0 and drained:
+                # This thread has waited for a stream of its own, not for the one that the request's work
+                # is on: nobody knows what is still written. Nobody else knows the request any more.
+                self._library.context_abandon(self.handle, number, 0)
 
     def _status(self, code: int) -> Status:
         """An outcome as a status; everything else is raised."""
