@@ -1752,8 +1752,8 @@ typedef struct pc_sequence_info {
     int32_t prefill_start;    /* tokens reused at the beginning */
     int32_t committed;        /* tokens whose KV is in the base cache */
     int32_t common;           /* EAGLE: tokens whose KV is in both caches */
-    int32_t published_blocks; /* full blocks of it that are cached */
-    int32_t published_length; /* hybrid: longest snapshot published */
+    int32_t published_blocks; /* full blocks of it that were published */
+    int32_t published_length; /* hybrid: longest snapshot that was published */
     int32_t frozen_length;    /* EAGLE: prompt that awaits publication; -1: none */
     uint32_t staged;          /* 1: hybrid: a captured snapshot awaits publication */
     int32_t base_pages;       /* pages of its lease */

@@ -523,6 +523,36 @@ func TestInvalidateAndFlush_NeverTouchPagesInUse(t *testing.T) {
 	r.emptied()
 }
 
+// What is dropped because of a flush is no publication, neither in the counters nor in the
+// state of its sequence; the manager counts it by itself.
+func TestInvalidateAndFlush_WhatIsDroppedIsNotPublished(t *testing.T) {
+	for kind := KindVanilla; kind <= KindEAGLE; kind++ {
+		r := newRig(t, kind)
+		a := prompts(seq(1, 9))
+		a.Mode = modeOf(kind)
+		q, err := r.begin(a)
+		r.must(err)
+		r.must(r.prepare(q))
+		r.prefill(q)
+		r.must(r.captures(q))
+		r.c.Flush() // the snapshot is staged
+		r.must(r.finalize(q, 1))
+		r.must(r.decode(q, [][]int32{{2}}, 0))
+		m, s := r.c.Metrics(), r.info(q.h, 0)
+		if m.PublicationAttempts|m.CommittedPublications|m.ExistingPublications|m.PublishedEndpoints|m.SpecPairPublications != 0 {
+			t.Errorf("%v: publications counted: %+v", kind, m)
+		}
+		if s.PublishedBlocks != 0 || s.PublishedExact != 0 || s.Staged || m.CurrentRecords != 0 {
+			t.Errorf("%v: %d blocks and a snapshot of %d published, staged %v, %d records; want none", kind, s.PublishedBlocks, s.PublishedExact, s.Staged, m.CurrentRecords)
+		}
+		if n := r.c.Manager().Counters().StalePublishes; n == 0 {
+			t.Errorf("%v: no stale publication counted", kind)
+		}
+		r.must(r.finish(q))
+		r.emptied()
+	}
+}
+
 // C-53: a vanilla hit refreshes its record here; a flag brings the original's rule
 // back.
 func TestC53_RecencyOfAVanillaHit(t *testing.T) {

@@ -252,16 +252,16 @@ func (m *machine) frozen(p *player, common []int32) {
 }
 
 func (m *machine) endpoint(p *player, i int, length int32, decodeEnd bool) {
-	if p.lookup == Bypass || (decodeEnd && p.commit == PrefillOnly) || length/m.m.p <= p.published[i] {
+	if p.stale || p.lookup == Bypass || (decodeEnd && p.commit == PrefillOnly) || length/m.m.p <= p.published[i] {
 		return
 	}
 	p.published[i] = length / m.m.p
-	m.m.publish(p.seqs[i], length, p.mode == ModeEAGLE, p.stale)
+	m.m.publish(p.seqs[i], length, p.mode == ModeEAGLE)
 }
 
 // captured stages checkpoints in the model; without room the cache decides.
 func (m *machine) captured(p *player, i int, length int32, decodeEnd bool) {
-	if p.lookup == Bypass || (decodeEnd && p.commit == PrefillOnly) || length <= p.exact[i] {
+	if p.stale || p.lookup == Bypass || (decodeEnd && p.commit == PrefillOnly) || length <= p.exact[i] {
 		return
 	}
 	p.staged[i] = m.strict || m.c.requests[p.h&0xffff].seqs[i].staged
@@ -271,8 +271,11 @@ func (m *machine) checkpoints(p *player) {
 	for i, h := range p.seqs {
 		if p.staged[i] {
 			p.staged[i] = false
+			if p.stale { // since the capture
+				continue
+			}
 			p.exact[i] = h.committed
-			m.m.checkpoint(h, h.committed, p.stale)
+			m.m.checkpoint(h, h.committed)
 		}
 	}
 }

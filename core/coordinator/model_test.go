@@ -71,21 +71,18 @@ func (m *model) start(h *history, mode ExecutionMode, lookup LookupPolicy) (star
 }
 
 // publish is one block endpoint of length tokens.
-func (m *model) publish(h *history, length int32, draft, stale bool) {
+func (m *model) publish(h *history, length int32, draft bool) {
 	m.want.PublicationAttempts++
 	if draft {
 		m.want.SpecPairPublications++
 	}
 	end := h.prefix[length/m.p*m.p]
 	has, known := m.records[end]
-	if !stale && known && (has || !draft) {
+	if known && (has || !draft) {
 		m.want.ExistingPublications++
 		return
 	}
 	m.want.CommittedPublications++
-	if stale {
-		return
-	}
 	m.records[end] = has || draft
 	for k := m.p; k <= length; k += m.p {
 		m.base[h.prefix[k]] = true
@@ -95,11 +92,9 @@ func (m *model) publish(h *history, length int32, draft, stale bool) {
 	}
 }
 
-func (m *model) checkpoint(h *history, length int32, stale bool) {
+func (m *model) checkpoint(h *history, length int32) {
 	m.want.PublicationAttempts++
 	switch end := h.prefix[length]; {
-	case stale:
-		m.want.CommittedPublications++
 	case m.exact[end]:
 		m.want.ExistingPublications++
 	default:

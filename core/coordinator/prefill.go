@@ -149,6 +149,9 @@ func (c *Coordinator) stageCapture(r *request, s *sequence, length int32, decode
 	if s.staged || length <= 0 || length > s.tokens {
 		return status.New(status.Internal, "capture: length %d of %d tokens, already staged %v", length, s.tokens, s.staged)
 	}
+	if l, err := c.manager.Lease(s.lease); err != nil || l.Stale {
+		return err // what it would publish is dropped: its slots would cost others theirs
+	}
 	tail := length % c.p
 	partial := c.cfg.Kind.attention() && tail != 0
 	slots, ok, err := c.manager.Reserve(s.lease, partial)

@@ -221,6 +221,24 @@ func TestC91_CapturesAreSkippedSilently(t *testing.T) {
 		r.must(r.finish(q))
 		r.emptied()
 	})
+	t.Run("flushed since it began", func(t *testing.T) {
+		r := newRig(t, KindHybrid, slots(1, 1), requests(2))
+		stale, err := r.begin(prompts(seq(1, 6)))
+		r.must(err)
+		r.c.Flush()
+		a := prompts(seq(2, 6))
+		a.Slots = []int32{1}
+		r.publish(a)
+		r.toSettled(stale)
+		if r.must(r.decode(stale, [][]int32{{7}}, 0)); len(r.ran) != 0 {
+			t.Errorf("captures of what would be dropped: %v", r.ran)
+		}
+		r.must(r.finish(stale))
+		if got := r.hit(prompts(seq(2, 7))); got != 6 {
+			t.Errorf("another request's prompt starts at %d, want 6: its snapshot made room for one that is dropped", got)
+		}
+		r.emptied()
+	})
 	t.Run("decode-end of a prefill-only batch", func(t *testing.T) {
 		r := newRig(t, KindHybrid)
 		a := prompts(seq(1, 6))

@@ -11,7 +11,7 @@ func (c *Coordinator) publishBlocks(r *request, s *sequence, length int32, decod
 		return nil
 	}
 	res, err := c.manager.Publish(s.lease, int(length))
-	if err != nil {
+	if err != nil || res.Stale { // a dropped one is the manager's to count
 		return err
 	}
 	s.published = blocks
@@ -51,8 +51,10 @@ func (c *Coordinator) publishStaged(r *request) error {
 		if err != nil {
 			return err
 		}
-		s.exact = s.stagedLength
-		c.countPublication(res.Status)
+		if !res.Stale {
+			s.exact = s.stagedLength
+			c.countPublication(res.Status)
+		}
 		if err := c.manager.Retire(s.lease, s.stagedSlots); err != nil {
 			return err
 		}

@@ -381,7 +381,7 @@ func (w *contextWorld) expectStaged(p *player, done []int32, decodeEnd bool) {
 		if decodeEnd {
 			length = h.committed
 		}
-		want := w.m.recurrent() && !p.bypass && length > p.exact[i] && (!decodeEnd || !p.prefillOnly && slices.Contains(done, int32(i)))
+		want := w.m.recurrent() && !p.bypass && !h.stale && length > p.exact[i] && (!decodeEnd || !p.prefillOnly && slices.Contains(done, int32(i)))
 		got := w.sequence(p, i).Staged
 		if got && !want || want && !got && w.strict {
 			failf("sequence %d has a capture staged: %v, want %v", i, got, want)
@@ -436,7 +436,7 @@ func (w *contextWorld) ingest(p *player, i int) {
 // endpoint publishes a block endpoint in the model.
 func (w *contextWorld) endpoint(p *player, i int, length int32, decodeEnd bool) {
 	blocks := length / w.m.p
-	if p.bypass || decodeEnd && p.prefillOnly || blocks <= p.published[i] {
+	if p.bypass || p.seqs[i].stale || decodeEnd && p.prefillOnly || blocks <= p.published[i] {
 		return
 	}
 	p.published[i] = blocks
@@ -458,7 +458,11 @@ func (w *contextWorld) publishFrozen(p *player) {
 func (w *contextWorld) checkpoints(p *player) {
 	for i, h := range p.seqs {
 		if p.staged[i] {
-			p.staged[i], p.exact[i] = false, h.committed
+			p.staged[i] = false
+			if h.stale { // since the capture
+				continue
+			}
+			p.exact[i] = h.committed
 			w.want.PublicationAttempts++
 			w.m.checkpoint(h, h.committed)
 		}
