@@ -155,6 +155,20 @@ func (m *Manager) newestDraftFrom(n, at int32) int32 {
 	return best
 }
 
+// draftReach is the deepest boundary of a node that a draft path covers. One does.
+func (m *Manager) draftReach(x *node) int32 {
+	for c := x.child; c >= 0; c = m.nodes[c].sibling {
+		if m.nodes[c].draft >= 0 {
+			return x.end
+		}
+	}
+	i := x.deep
+	for m.records[i].draftLast < 0 {
+		i = m.records[i].above
+	}
+	return m.records[i].at
+}
+
 // longestDraft finds the last block boundary at or above p that some record's
 // draft path covers, and the newest record that covers it (C-29). p.at = 0: none.
 func (m *Manager) longestDraft(p place) (place, int32) {
@@ -163,19 +177,17 @@ func (m *Manager) longestDraft(p place) (place, int32) {
 		if x.draft < 0 {
 			continue
 		}
-		reach := int32(0) // deepest boundary of this node with a draft
-		for c := x.child; c >= 0; c = m.nodes[c].sibling {
-			if m.nodes[c].draft >= 0 {
-				reach = x.end
-				break
-			}
-		}
-		for i := x.deep; reach == 0 && i >= 0; i = m.records[i].above {
-			if m.records[i].draftLast >= 0 {
-				reach = m.records[i].at
-			}
+		// The newest of all that end here or below tells nearly always: a node may have very
+		// many children, where many prompts begin alike.
+		newest := &m.records[x.draft]
+		below, reach := newest.node != p.node, x.end
+		if !below && newest.at < x.end {
+			reach = m.draftReach(x)
 		}
 		p.at = min(p.at, reach)
+		if below || newest.at >= p.at {
+			return p, x.draft
+		}
 		return p, m.newestDraftFrom(p.node, p.at)
 	}
 	return place{node: p.node}, -1

@@ -154,3 +154,29 @@ func BenchmarkInfeasible(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkAcquireSpecBesideMany is a speculative request that shares a system prompt with
+// so many others: it takes as long beside 50 000 as beside 50.
+func BenchmarkAcquireSpecBesideMany(b *testing.B) {
+	const page, stem = 16, 20 * 16
+	for _, others := range []int{50, 50000} {
+		b.Run(fmt.Sprint(others), func(b *testing.B) {
+			m := fresh(b, Config{PageTokens: page, BasePages: 1 << 16, DraftPages: 1 << 17, MaxRecords: 1 << 16})
+			tokens := counting(stem + page + 1)
+			for i := range others {
+				tokens[stem] = int32(-1 - i)
+				id := first(m.Acquire(&AcquireRequest{Mode: Spec, Tokens: tokens})).Lease
+				first(m.Publish(id, len(tokens)))
+				m.Release(id)
+			}
+			tokens[stem] = 0
+			for b.Loop() {
+				a := first(m.Acquire(&AcquireRequest{Mode: Spec, Tokens: tokens}))
+				if a.Plan.Matched != stem {
+					b.Fatal(a.Plan)
+				}
+				m.Release(a.Lease)
+			}
+		})
+	}
+}
