@@ -954,7 +954,8 @@ PC_API pc_status pc_manager_advance(pc_handle manager, pc_handle lease, const in
 /*
  * pc_manager_publish with PC_BLOCK_KEYS.
  *   first           block that keys[0] belongs to; at most the number of keys known so far
- *   keys, num_keys  keys of the blocks from there on; known ones must agree
+ *   keys, num_keys  keys of the blocks from there on; those of blocks that matched or
+ *                   were published must agree, others that were given may still change
  */
 PC_API pc_status pc_manager_publish_keys(pc_handle manager, pc_handle lease, uint64_t first, const pc_hash128 *keys,
                                          uint64_t num_keys, int64_t resident, pc_publication *publication);

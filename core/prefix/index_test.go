@@ -31,6 +31,10 @@ func TestC23_ABlockKeepsItsPage(t *testing.T) {
 		_, err := h.PublishKeys(id, 0, []Hash128{{0, 1}, {0, 3}}, 8)
 		return err
 	})
+	h.refused(status.InvalidArgument, "another key for a published block behind what is computed", func() error {
+		_, err := h.PublishKeys(id, 0, []Hash128{{0, 1}, {0, 3}}, 4)
+		return err
+	})
 	wantEqual(t, "pages in the index", h.IndexedPages(), 2)
 }
 

@@ -85,12 +85,12 @@ func (m *Manager) findKeys(id LeaseID, first int, keys []Hash128) (*lease, error
 // known is the number of blocks whose keys a caller has given.
 func (l *lease) known() int32 { return max(l.settled, l.keyed) }
 
-// settleKeys compares keys that can no longer change and stores the new ones,
-// as far as block c. Nothing changes when one differs.
+// settleKeys compares keys that can no longer change, behind block c too, and stores the
+// new ones, as far as block c. Nothing changes when one differs.
 func (m *Manager) settleKeys(l *lease, first int, keys []Hash128, c int32) error {
 	for i := range keys {
 		at := int32(first + i)
-		if at >= min(l.settled, c) {
+		if at >= l.settled {
 			break
 		}
 		if !equalWords(m.content.cell(l.cells[at]), keyWords(keys[i:i+1])) {
