@@ -978,7 +978,8 @@ PC_API pc_status pc_manager_reserve(pc_handle manager, pc_handle lease, uint32_t
  *   recurrent_slot, partial_slot  from pc_manager_reserve; partial -1 on a page boundary
  *   publication                   out; may be null
  * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_WRONG_STATE (not a hybrid lease,
- * block keys, slots that the lease has not reserved).
+ * block keys, slots that the lease has not reserved, or that were published as another
+ * snapshot: reserve others for it).
  */
 PC_API pc_status pc_manager_publish_hybrid(pc_handle manager, pc_handle lease, int64_t length, int32_t recurrent_slot,
                                            int32_t partial_slot, pc_publication *publication);

@@ -130,6 +130,9 @@ func (m *Manager) PublishHybrid(id LeaseID, length int, slots Reservation) (Publ
 	if length%m.cfg.PageTokens != 0 && length/m.cfg.PageTokens >= len(l.cells) {
 		return PublishResult{}, status.New(status.InvalidArgument, "length is %d, the lease has pages for %d", length, len(l.cells)*m.cfg.PageTokens)
 	}
+	if err := m.checkUnpublished(length, slots, nil); err != nil {
+		return PublishResult{}, err
+	}
 	return m.publishHybrid(l, length, slots, nil), nil
 }
 
@@ -153,6 +156,9 @@ func (m *Manager) PublishHybridKeys(id LeaseID, first int, keys []Hash128, at Ch
 	}
 	if at.Length%p == 0 && len(keys) > 0 && keys[len(keys)-1] != at.Digest {
 		return PublishResult{}, status.New(status.InvalidArgument, "digest of the aligned length %d differs from the key of block %d", at.Length, c-1)
+	}
+	if err := m.checkUnpublished(at.Length, slots, &at.Digest); err != nil {
+		return PublishResult{}, err
 	}
 	// A pure recurrent lease has no pages to run out of; its content grows here.
 	if !l.attention {
@@ -180,6 +186,28 @@ func (m *Manager) checkHybrid(l *lease, length int, slots Reservation) error {
 		return status.New(status.InvalidArgument, "length is %d, the lease has %d base pages", length, len(l.cells))
 	}
 	return l.checkOwned(slots)
+}
+
+// checkUnpublished: a slot holds one snapshot. Once it is a record's, another length of the
+// lease would be a second record with the state of one of the two. The same once more is
+// the record that is there.
+func (m *Manager) checkUnpublished(length int, slots Reservation, digest *Hash128) error {
+	if m.recurrent.refs[slots.Recurrent].cache == 0 && (slots.Partial < 0 || m.partial.refs[slots.Partial].cache == 0) {
+		return nil // nearly always
+	}
+	for i := m.order.First(); i >= 0; i = m.order.After(i) {
+		r := &m.records[i]
+		if r.recurrent != slots.Recurrent && (slots.Partial < 0 || r.partial != slots.Partial) {
+			continue
+		}
+		same := int(r.exact) == length && r.recurrent == slots.Recurrent && r.partial == slots.Partial &&
+			(digest == nil || r.tail < 0 || equalWords(keyWords([]Hash128{*digest}), m.content.cell(r.tail)))
+		if !same {
+			return status.New(status.WrongState, "recurrent slot %d and partial slot %d: record %d, a snapshot of %d tokens, has %d and %d; expected slots that were reserved for this snapshot",
+				slots.Recurrent, slots.Partial, r.id, r.exact, r.recurrent, r.partial)
+		}
+	}
+	return nil
 }
 
 func (m *Manager) publishHybrid(l *lease, length int, slots Reservation, digest *Hash128) PublishResult {

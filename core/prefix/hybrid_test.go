@@ -59,6 +59,62 @@ func TestC62_AfterPublishAndRetireTheSlotIsCachedOnly(t *testing.T) {
 	wantEqual(t, "free partial slots", h.Free(PartialSlots), 7)
 }
 
+// A slot that two records list holds the state of one of them: a hit on the other would
+// restore it.
+func TestC62_ASlotIsTheSnapshotOfOneRecord(t *testing.T) {
+	h := hybridHost(t)
+	id, _ := h.acquire(hybrid(tokens(1, 11)))
+	reserve := func(partial bool) Reservation {
+		slots, ok, err := h.Reserve(id, partial)
+		if !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		return slots
+	}
+	a, b := reserve(true), reserve(true)
+	first, err := h.PublishHybrid(id, 6, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, slots := range []Reservation{a, {a.Recurrent, b.Partial}, {b.Recurrent, a.Partial}} {
+		h.refused(status.WrongState, "another length with the same slots", func() error {
+			_, err := h.PublishHybrid(id, 7, slots)
+			return err
+		})
+	}
+	h.refused(status.WrongState, "an aligned length", func() error {
+		_, err := h.PublishHybrid(id, 8, Reservation{a.Recurrent, -1})
+		return err
+	})
+	again, err := h.PublishHybrid(id, 6, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantEqual(t, "the same once more", again, PublishResult{ExistingRecord, first.Record, 1, false})
+	if err := h.EvictRecord(first.Record); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.PublishHybrid(id, 7, a); err != nil { // captured again, after the record had gone
+		t.Fatal(err)
+	}
+	h.release(id)
+
+	k := newHost(t, Config{PageTokens: 4, BasePages: 16, RecurrentSlots: 2, PartialSlots: 2, Identity: Keys})
+	id, _ = k.acquire(AcquireRequest{Mode: Hybrid, TokenCount: 11})
+	slots, _, _ := k.Reserve(id, true)
+	publish := func(digest uint64) error {
+		_, err := k.PublishHybridKeys(id, 0, []Hash128{{1, 1}}, Checkpoint{6, Hash128{2, digest}}, slots)
+		return err
+	}
+	for range 2 {
+		if err := publish(1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.refused(status.WrongState, "another digest with the same slots", func() error { return publish(2) })
+	k.release(id)
+}
+
 func TestReserve_EvictsOrSaysNone(t *testing.T) {
 	h := newHost(t, Config{PageTokens: 4, RecurrentSlots: 2, PartialSlots: 1})
 	id, _ := h.acquire(hybrid(tokens(1, 11)))
