@@ -98,6 +98,9 @@ func (x *contextCache) resources(name string, r *C.pc_cache_resources, model int
 		return res, serr
 	}
 	defer t.unlock()
+	if t.user == x {
+		return res, status.New(status.InvalidArgument, "options.%s.table: %#x, the table of options.base, expected one for each model", name, uint64(r.table))
+	}
 	if t.user != nil || t.closing {
 		return res, status.New(status.Busy, "options.%s.table: another coordinator uses it, expected one table for each", name)
 	}

@@ -798,7 +798,7 @@ PC_API pc_status pc_digest_bytes(const void *data, uint64_t size, pc_hash128 *di
  *
  * Every function of this section can return PC_ERROR_BAD_HANDLE, and
  * PC_ERROR_INTERNAL (see there). The manager of a coordinator takes queries,
- * invalidate, flush and evict; anything else on it is PC_ERROR_WRONG_STATE.
+ * invalidate, flush, evict and set_quota; anything else on it is PC_ERROR_WRONG_STATE.
  */
 
 enum {
@@ -1476,8 +1476,8 @@ PC_API pc_status pc_context_validate_deployment(const pc_deployment *deployment,
  * with the same PC_HOST_MEMORY, and must outlive it.
  *   options  in
  *   context  out
- * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED,
- * PC_ERROR_OUT_OF_MEMORY, PC_ERROR_DEVICE.
+ * Returns PC_OK, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED, PC_ERROR_BUSY
+ * (another coordinator uses a table), PC_ERROR_OUT_OF_MEMORY, PC_ERROR_DEVICE.
  */
 PC_API pc_status pc_context_create(const pc_context_options *options, pc_handle *context);
 
@@ -1536,7 +1536,8 @@ typedef struct pc_sequence_start {
  *   starts     out, num_sequences entries
  *   request    out
  * Returns PC_OK, PC_REQUEST_FAILED (no capacity, or max_requests are live),
- * PC_POISONED, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED. A poisoned
+ * PC_POISONED, PC_ERROR_INVALID_ARGUMENT, PC_ERROR_UNSUPPORTED, PC_ERROR_WRONG_STATE
+ * (another request's compaction is begun: after pc_context_compact). A poisoned
  * coordinator, or one whose requests are all live, says so whatever the batch is.
  * No capacity is for now, and worth another try when a request has ended, unless one
  * sequence needs more pages than num_pages of a pool, or than its tenant may hold.
@@ -1698,12 +1699,14 @@ PC_API pc_status pc_context_move_slots(pc_handle context, uint32_t model, const 
 PC_API pc_status pc_context_finish(pc_handle context, pc_handle request, pc_work *work);
 
 /*
- * End a request abnormally: publishes nothing more. Legal at any time. The handle
- * is stale afterwards. A zero handle is legal.
+ * End a request abnormally: publishes nothing more. Legal at any time, but while the
+ * report of another request is due. The handle is stale afterwards. A zero handle is
+ * legal.
  *   drained  1: the caller synchronised the stream successfully, or
  *            pc_context_get_request says that nothing is pending; 0: it could not.
  *            With 0 and work pending the request is quarantined.
- * Returns PC_OK (released), PC_POISONED (quarantined), PC_ERROR_INVALID_ARGUMENT.
+ * Returns PC_OK (released), PC_POISONED (quarantined), PC_ERROR_INVALID_ARGUMENT,
+ * PC_ERROR_BUSY.
  */
 PC_API pc_status pc_context_abandon(pc_handle context, pc_handle request, uint32_t drained);
 

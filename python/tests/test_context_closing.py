@@ -21,6 +21,7 @@ from prefixcache.context import (
     DeploymentConfig,
     KVPageTable,
     ModelConfig,
+    SpecConfig,
 )
 from prefixcache.metrics import prometheus_text
 
@@ -160,3 +161,15 @@ def test_a_table_that_is_none():
             ContextCacheConfig(enabled=True), DeploymentConfig(ModelConfig(max_batch_size=2)), Kind.VANILLA, resources
         )
     rig.close()
+
+
+def test_base_and_draft_have_a_table_each():
+    rig = Rig(Kind.EAGLE)
+    rig.close()
+    table = KVPageTable(4, 16, 64)
+    deployment = DeploymentConfig(ModelConfig(max_batch_size=4), draft=ModelConfig(max_batch_size=4))
+    deployment.spec = SpecConfig(3, 2, 1, [0])
+    resources = ContextCachePhysicalResources(rig.base, table, rig.draft, table)
+    with pytest.raises(PrefixCacheError, match=r"options\.draft\.table: 0x[0-9a-f]+, the table of options\.base"):
+        ContextCacheCoordinator(ContextCacheConfig(enabled=True), deployment, Kind.EAGLE, resources)
+    table.close()  # which is nobody's
