@@ -270,3 +270,37 @@ def test_work_of_ours_that_cannot_follow_the_hosts_breaks_the_step_off(driver, w
         table.close()
     driver.free(mapping)
     driver.end_stream(stream)
+
+
+def test_a_request_dropped_by_a_thread_with_another_stream_is_quarantined(driver):
+    """The collector takes the drain to whatever thread it runs on, which waits for a stream of its own."""
+    each = 2  # CU_STREAM_PER_THREAD
+    table = KVPageTable(2, 8, 32, host_memory=False)
+    cache = HostCacheManager(max_batch_size=2, attention=[KV], num_pages=32, max_pages_per_seq=8, tokens_per_page=4)
+    config = ContextCacheConfig(enabled=True, tokens_per_page=4, host_memory=False)
+    deployment = DeploymentConfig(ModelConfig(max_batch_size=2))
+    coordinator = ContextCacheCoordinator(
+        config,
+        deployment,
+        ContextCacheDeploymentKind.VANILLA,
+        ContextCachePhysicalResources(cache, table),
+        each,
+        driver.drain,
+    )
+    own = c_void_p(current(driver))
+    request = coordinator.begin_request(
+        ContextCacheBatchAdmission([ContextCacheSequenceAdmission(list(range(9)))]), each
+    ).admission.request
+    coordinator.prepare_prefill(request)
+
+    def drop() -> None:
+        assert driver.dll.cuCtxSetCurrent(own) == 0
+        request.close()
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    thread.join()
+    assert coordinator.metrics()["quarantined_requests"] == 1
+    assert coordinator.shutdown() is ContextCacheCoordinatorStatus.OK
+    coordinator.close()
+    table.close()
