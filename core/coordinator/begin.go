@@ -197,8 +197,8 @@ func (c *Coordinator) acquire(a *Admission) (forced bool, err error) {
 	}
 	start := c.now()
 	ok, err := c.manager.AcquireBatch(c.wanted, c.results)
-	if err == nil && !ok && c.giveUpHits() {
-		ok, err = c.manager.AcquireBatch(c.wanted, c.results)
+	if err == nil && !ok && c.results[0].Status != prefix.OverQuota && c.giveUpHits() {
+		ok, err = c.manager.RetryBatch(c.wanted, c.results)
 		forced = ok
 	}
 	// The one counter that failed admissions move too: the time was spent.

@@ -599,11 +599,38 @@ func TestBegin_ForcedColdStaysInTheIdentities(t *testing.T) {
 	hold := prompts(seq(2, 28))
 	hold.Slots = []int32{3}
 	q := r.full(hold) // 7 of 9 pages; 2 are cached
-	before := r.c.Metrics()
+	before, counted := r.c.Metrics(), r.c.Manager().Counters()
 	_, err := r.begin(prompts(slices.Concat(seq(1, 8), seq(5, 9))))
 	r.wantCode(err, status.RequestFailed)
 	if got := r.c.Metrics(); got != before {
 		t.Errorf("counters moved:\n%v", got)
+	}
+	counted.Acquires, counted.Infeasible = counted.Acquires+1, counted.Infeasible+1 // with the retry, it is one attempt
+	if got := r.c.Manager().Counters(); got != counted {
+		t.Errorf("counters of the manager are %+v, want %+v", got, counted)
+	}
+	r.must(r.finish(q))
+	r.emptied()
+}
+
+// What hits beyond a quota cost is counted once, too: without them it would be more.
+func TestBegin_ARefusalBelowTheQuotaIsCountedOnce(t *testing.T) {
+	r := newRig(t, KindVanilla, requests(2), func(c *Config) { c.TenantQuota = 125 }) // 8 of 64 pages
+	r.publish(prompts(seq(1, 9)))
+	hold := prompts(seq(2, 25))
+	hold.Slots = []int32{3}
+	q := r.full(hold) // 7 of 8
+	counted := r.c.Manager().Counters()
+	_, err := r.begin(prompts(slices.Concat(seq(2, 24), seq(5, 8))))
+	r.wantCode(err, status.RequestFailed)
+	counted.Acquires, counted.Infeasible = counted.Acquires+1, counted.Infeasible+1
+	if got := r.c.Manager().Counters(); got != counted {
+		t.Errorf("counters of the manager are %+v, want %+v", got, counted)
+	}
+	for tenant := range r.c.Manager().Tenants() {
+		if tenant.Refused != 1 {
+			t.Errorf("%d refusals, want 1", tenant.Refused)
+		}
 	}
 	r.must(r.finish(q))
 	r.emptied()

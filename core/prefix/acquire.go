@@ -100,6 +100,14 @@ func (m *Manager) AcquireBatch(reqs []AcquireRequest, out []AcquireResult) (bool
 	return true, nil
 }
 
+// RetryBatch is AcquireBatch of a batch that was refused right before, and may now want
+// something else: both are one attempt in the counters.
+func (m *Manager) RetryBatch(reqs []AcquireRequest, out []AcquireResult) (bool, error) {
+	m.counters.Acquires -= uint64(len(reqs))
+	m.counters.Infeasible -= uint64(len(reqs))
+	return m.AcquireBatch(reqs, out)
+}
+
 // prepare plans a request into a lease slot that is not in use yet: its shared
 // cells and draft pages are listed, nothing is counted.
 func (m *Manager) prepare(req *AcquireRequest) (int32, found) {
