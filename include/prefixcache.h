@@ -1549,7 +1549,8 @@ PC_API pc_status pc_context_begin(pc_handle context, const pc_admission *admissi
 enum {
     PC_WORK_SYNCHRONIZE = 1,   /* wait until everything enqueued on the stream is done */
     PC_WORK_RESET_LENGTHS = 2, /* set the device length of slot slots[i] to values[i], i < count (slots[i] is i
-                                  unless the admission said otherwise); make count the active batch */
+                                  unless the admission said otherwise); make count the active batch, when
+                                  no other request is live: the slots of others stay active */
     PC_WORK_COMPACT_SLOTS = 3, /* move lengths, recurrent and convolution state: old slot i < count goes to
                                   values[i], or nowhere when that is -1. Survivors keep their order and only
                                   move down. device_values: the same numbers in device memory */
@@ -1692,7 +1693,9 @@ PC_API pc_status pc_context_move_slots(pc_handle context, uint32_t model, const 
 
 /*
  * End a request normally, in any phase. The handle is stale once the step is
- * complete. A zero handle is legal.
+ * complete. A zero handle is legal. The table rows of its slots stay as they are until
+ * another request has these slots: no kernel may write through them, since the pages
+ * may be somebody else's by then. The same holds for pc_context_abandon.
  *   work  out: SYNCHRONIZE when work may be in flight
  * Returns PC_OK, PC_POISONED, PC_ERROR_BUSY (a report is due).
  */

@@ -92,8 +92,8 @@ class HybridCacheManager(Protocol):
 
     def reset_for_new_sequences(self, lengths: Sequence[int], slots: Sequence[int], stream: int) -> None:
         """New sequences: the device length of ``slots[i]`` becomes ``lengths[i]``, and
-        ``len(lengths)`` the active batch. ``slots`` is 0, 1, 2, ... unless the admission
-        named others."""
+        ``len(lengths)`` the active batch, when no other request is live: the slots of
+        others stay active. ``slots`` is 0, 1, 2, ... unless the admission named others."""
 
     def compact_slot_state(
         self, old_to_new: Sequence[int], new_batch_size: int, device_mapping: int, stream: int
