@@ -36,6 +36,9 @@ func pcgo_manager_reserve(h, lease C.pc_handle, needPartial C.uint32_t, recurren
 	if !ok {
 		d := prefix.Demand{prefix.RecurrentSlots: 1, prefix.PartialSlots: int(needPartial)}
 		if m.m.Feasible(d) {
+			if l, err := m.m.Lease(prefix.LeaseID(lease)); err == nil && l.Stale {
+				return fail(noSnapshotForStale)
+			}
 			return fail(noSnapshotInQuota)
 		}
 		return m.refused(noSnapshot, prefix.Demand{}, d, m.m.Pools())
@@ -45,6 +48,7 @@ func pcgo_manager_reserve(h, lease C.pc_handle, needPartial C.uint32_t, recurren
 }
 
 var noSnapshot = status.New(status.RequestFailed, "no snapshot slot: all are in use, even with every record evicted")
+var noSnapshotForStale = status.New(status.RequestFailed, "no snapshot slot: none is free, and what this lease publishes is dropped, since it was flushed or invalidated: nothing is evicted for it")
 var noSnapshotInQuota = status.New(status.RequestFailed, "quota: the tenant's leases hold the snapshots that it may hold, and the free slots and its own records do not suffice")
 
 //export pcgo_manager_publish_hybrid

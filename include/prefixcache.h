@@ -961,7 +961,8 @@ PC_API pc_status pc_manager_publish_keys(pc_handle manager, pc_handle lease, uin
                                          uint64_t num_keys, int64_t resident, pc_publication *publication);
 
 /*
- * Reserve snapshot slots for a hybrid lease, evicting records if needed.
+ * Reserve snapshot slots for a hybrid lease, evicting records if needed; for one that
+ * was flushed or invalidated, whose snapshot would be dropped, free slots only.
  *   need_partial    1 when the snapshot does not end on a page boundary; else 0
  *   recurrent_slot  out
  *   partial_slot    out, -1 unless need_partial

@@ -11,7 +11,8 @@ func (m *Manager) findHybrid(id LeaseID) (*lease, error) {
 	return l, err
 }
 
-// Reserve takes the slots of one capture for the lease, evicting if needed.
+// Reserve takes the slots of one capture for the lease, evicting if needed, unless the
+// lease was flushed or invalidated.
 // False means that none can be had: retention pressure, not an error.
 func (m *Manager) Reserve(id LeaseID, needPartial bool) (Reservation, bool, error) {
 	none := Reservation{-1, -1}
@@ -29,6 +30,9 @@ func (m *Manager) Reserve(id LeaseID, needPartial bool) (Reservation, bool, erro
 	// Both pools are judged before either gives anything (C-18).
 	if !m.recurrent.canHold(0, 1) || !m.partial.canHold(0, d[PartialSlots]) {
 		return none, false, nil
+	}
+	if m.realms[l.realm].dead && !m.fitsNow(&d) {
+		return none, false, nil // what it publishes is dropped: no snapshot of others goes for it
 	}
 	if !m.slotsWithinQuota(l, &d) {
 		return none, false, nil

@@ -147,6 +147,28 @@ func TestReserve_EvictsOrSaysNone(t *testing.T) {
 	h.refused(status.InvalidArgument, "a partial slot without attention", func() error { _, _, err := h.Reserve(pure, true); return err })
 }
 
+func TestReserve_EvictsNothingForALeaseThatWasFlushed(t *testing.T) {
+	h := newHost(t, Config{PageTokens: 4, RecurrentSlots: 1, PartialSlots: 1})
+	stale, _ := h.acquire(hybrid(tokens(1, 11)))
+	h.Flush()
+	id, _ := h.acquire(hybrid(tokens(2, 11)))
+	kept := h.checkpoint(id, 11).Record
+	h.release(id)
+	before := h.state()
+	_, ok, err := h.Reserve(stale, true)
+	if ok || err != nil {
+		t.Errorf("reserved for what will be dropped: %v %v", ok, err)
+	}
+	wantEqual(t, "state", h.state(), before)
+	if err := h.EvictRecord(kept); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok, err = h.Reserve(stale, true); !ok || err != nil {
+		t.Errorf("a free slot: %v %v", ok, err)
+	}
+	h.release(stale)
+}
+
 func TestC63_StandardAndHybridPublicationDoNotMix(t *testing.T) {
 	h := hybridHost(t)
 	v, _ := h.vanilla(tokens(1, 8))

@@ -184,6 +184,8 @@ class Walk:
         partial = self.random.random() < 0.5 and self.model.capacity[BASE] > 0
         demand = {RECURRENT: 1, PARTIAL: int(partial)}
         feasible = self.model.fits(demand, {})
+        if lease.stale:  # nothing is evicted for what would be dropped
+            feasible = all(n <= self.model.free(pool) for pool, n in demand.items())
         out = self.cache.reserve(handle, partial)
         assert (out is not None) == feasible
         if out is None:

@@ -104,6 +104,21 @@ def test_a_snapshot_without_slots_says_never(world, pools, partial, says):
         assert [s.value for s in slots] == [7, 7]
 
 
+def test_a_snapshot_of_a_flushed_lease_says_what_becomes_of_it(world):
+    manager = ContextCacheManager(base_pages=4, tokens_per_page=8, recurrent_slots=1, tenant_quota=1000)
+    with manager, manager.acquire(list(range(8)), ReusePlanMode.HYBRID).lease as lease:
+        manager.flush()
+        with manager.acquire(list(range(8)), ReusePlanMode.HYBRID).lease as other:
+            slots = manager.reserve(other, False)
+            manager.publish_hybrid(other, 8, slots)
+        slots = ctypes.c_int32(7), ctypes.c_int32(7)
+        status = world.lib.manager_reserve(manager.handle, lease.handle, 0, *map(ctypes.byref, slots))
+        assert status == REQUEST_FAILED
+        assert world.error().startswith("no snapshot slot: none is free, and what this lease publishes is dropped")
+        assert [s.value for s in slots] == [7, 7]
+        assert len(manager.records()) == 1
+
+
 def test_a_prompt_larger_than_the_quota_says_never(world):
     with ContextCacheManager(base_pages=8, tokens_per_page=8, tenant_quota=500) as manager:
         status, _, _ = acquired(world, manager, 33, tenant=1)
