@@ -760,7 +760,7 @@ typedef struct pc_sequence {
     const pc_media_span *spans; /* null, or num_spans */
     uint64_t num_spans;
     const pc_hash128 *keys;           /* manager with PC_BLOCK_KEYS: one per full block; else null */
-    uint64_t num_keys;                /* with keys: 1 .. num_tokens / tokens_per_page; else 0 */
+    uint64_t num_keys;                /* with PC_BLOCK_KEYS: 0 .. num_tokens / tokens_per_page; else 0 */
     const pc_checkpoint *checkpoints; /* with keys, hybrid: the snapshots that would do, or null */
     uint64_t num_checkpoints;
 } pc_sequence;
