@@ -243,7 +243,11 @@ func pcgo_context_begin_compaction(ctx, request C.pc_handle, oldToNew *C.int32_t
 	if serr != nil {
 		return fail(serr)
 	}
-	if err := x.admit(optional("device_mapping", deviceMapping, len(m))); err != nil {
+	mapping, serr := optional("device_mapping", deviceMapping, len(m))
+	if serr != nil {
+		return fail(serr)
+	}
+	if err := x.admit(mapping); err != nil {
 		return fail(err)
 	}
 	h := coordinator.Handle(request)
@@ -260,11 +264,14 @@ func pcgo_context_compact(ctx, request C.pc_handle, work *C.pc_work) C.pc_status
 }
 
 // optional is n int32 of the host in device memory; with address 0 they are left out.
-func optional(name string, address C.uint64_t, n int) gpu.Region {
+func optional(name string, address C.uint64_t, n int) (gpu.Region, *status.Error) {
+	if address%entryBytes != 0 {
+		return gpu.Region{}, status.New(status.InvalidArgument, "%s: %#x, expected a multiple of %d", name, uint64(address), entryBytes)
+	}
 	if address == 0 {
 		n = 0
 	}
-	return gpu.Region{Name: name, Addr: uintptr(address), Bytes: 4 * int64(n), Place: gpu.OnDevice}
+	return gpu.Region{Name: name, Addr: uintptr(address), Bytes: entryBytes * int64(n), Place: gpu.OnDevice}, nil
 }
 
 //export pcgo_context_move_slots
@@ -293,7 +300,11 @@ func pcgo_context_move_slots(ctx C.pc_handle, model C.uint32_t, oldToNew *C.int3
 			next++
 		}
 	}
-	if err := x.admit(optional("lengths", lengths, x.maxBatch)); err != nil {
+	region, serr := optional("lengths", lengths, x.maxBatch)
+	if serr != nil {
+		return fail(serr)
+	}
+	if err := x.admit(region); err != nil {
 		return fail(err)
 	}
 	return fail(x.store.moveSlots(x.dev, x.stream, m, uint64(lengths), model == C.PC_BASE))

@@ -124,6 +124,8 @@ func (d *SnapshotLayout) Validate() error {
 		}
 		pool, ok := product(both/2, int64(d.Pages))
 		switch {
+		case a.K%uint64(d.KVType.Size()) != 0:
+			return bad("attention layer %d has K at %#x, expected a multiple of %d, the bytes of an element", i, a.K, d.KVType.Size())
 		case a.PageStride != both/2:
 			return bad("attention layer %d has a page stride of %d bytes, expected %d", i, a.PageStride, both/2)
 		case a.K == 0 || d.Pages <= 0 || !ok || a.V != a.K+uint64(pool):
@@ -140,6 +142,9 @@ func (d *SnapshotLayout) Validate() error {
 		switch {
 		case r.State == 0 || r.Conv == 0:
 			return bad("recurrent layer %d has no buffer", i)
+		case r.State%uint64(d.Schema.StateType.Size()) != 0 || r.Conv%uint64(d.Schema.ConvType.Size()) != 0:
+			return bad("recurrent layer %d has its state at %#x and %#x, expected multiples of %d and %d, the bytes of an element",
+				i, r.State, r.Conv, d.Schema.StateType.Size(), d.Schema.ConvType.Size())
 		case r.StateStride != state || r.ConvStride != conv:
 			return bad("recurrent layer %d has strides %d and %d bytes, expected %d and %d", i, r.StateStride, r.ConvStride, state, conv)
 		case r.Slots != d.MaxBatch:

@@ -141,6 +141,8 @@ ARGUMENTS = [
     ("context_begin_compaction", {"old_to_new": i32(1, 0), "new_batch": 2}, INVALID, "moves to 1"),
     ("context_begin_compaction", {"old_to_new": i32(0, 2), "new_batch": 2}, INVALID, "moves to 2"),
     ("context_begin_compaction", {"old_to_new": i32(0, -2)}, INVALID, "-2"),
+    ("context_begin_compaction", {"device_mapping": 1}, INVALID, "device_mapping: 0x1, expected a multiple of 4"),
+    ("context_move_slots", {"lengths": 2}, INVALID, "lengths: 0x2, expected a multiple of 4"),
     ("context_abandon", {"drained": 2}, INVALID, "drained"),
     ("context_shutdown", {"drained": 2}, INVALID, "drained"),
     ("context_get_sequence", {"index": 2}, INVALID, "sequence|index"),
