@@ -2,7 +2,6 @@ package main
 
 import (
 	"testing"
-	"time"
 	"unsafe"
 )
 
@@ -44,9 +43,9 @@ func TestC108_NobodyBeginsInADestroyedCoordinator(t *testing.T) {
 	x.mu.Lock() // both come while it is taken, destroy first
 	destroyed, begun := make(chan bool), make(chan bool)
 	go func() { destroyed <- pcgo_context_destroy(context) == 0 }()
-	time.Sleep(10 * time.Millisecond)
+	untilAsleep(t, 1)
 	go func() { begun <- pcgo_context_begin(h, a, starts, request) == 0 }()
-	time.Sleep(10 * time.Millisecond)
+	untilAsleep(t, 2)
 	x.mu.Unlock()
 	gone, live := <-destroyed, <-begun
 	if gone == live {

@@ -151,7 +151,7 @@ func TestNobodyEntersAnObjectAfterAPanic(t *testing.T) {
 			for range 2 {
 				go func() { states <- o.call() }()
 			}
-			time.Sleep(10 * time.Millisecond)
+			untilAsleep(t, 2)
 			o.unlock()
 			for range 2 {
 				if st := <-states; st != status.Internal {
@@ -244,7 +244,7 @@ func TestAPanicInAPartOfACallLeavesNoLockHeld(t *testing.T) {
 						if st != want {
 							t.Errorf("call %d: status %d, want %d", i, st, want)
 						}
-					case <-time.After(5 * time.Second):
+					case <-time.After(hang):
 						t.Fatal("a lock is held")
 					}
 				}
@@ -293,7 +293,7 @@ func TestNobodyEntersAnOmniCacheAfterAPanic(t *testing.T) {
 			o.entry = handles.at(h.index())
 			must[omni.KeyID](t)(o.cache.OpenKey("k", 8, 0, omni.JoinOnFinish))
 			c.panics(o, uint64(h), &armed)
-			for end := time.Now().Add(5 * time.Second); !o.cache.Broken(); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(hang); !o.cache.Broken(); time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatal("there is no mark")
 				}
@@ -304,7 +304,7 @@ func TestNobodyEntersAnOmniCacheAfterAPanic(t *testing.T) {
 			if st := oneRow(pcgo_omni_save, uint64(h)); st != status.Internal {
 				t.Errorf("a save: status %d, want %d", st, status.Internal)
 			}
-			if !o.committer.Stop(5 * time.Second) {
+			if !o.committer.Stop(hang) {
 				t.Error("the committer goes on")
 			}
 			if st := destroyed(pcgo_omni_destroy, uint64(h)); st != 0 {
