@@ -10,6 +10,9 @@ import (
 	"libprefixcache/gpu"
 )
 
+// hang is how long something may take that takes no time: nothing but a fault takes longer.
+const hang = time.Minute
+
 // jobs is a Source with a fixed list.
 type jobs struct {
 	mu     sync.Mutex
@@ -51,10 +54,10 @@ func (q *jobs) put(j int) {
 func (q *jobs) wait(t *testing.T, n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	deadline := gpu.Now() + int64(10*time.Second)
+	deadline := gpu.Now() + int64(hang)
 	for len(q.done) < n {
 		if !q.parker.Wait(&q.mu, deadline) {
-			t.Fatalf("%d of %d jobs done after 10 s", len(q.done), n)
+			t.Fatalf("%d of %d jobs done after %v", len(q.done), n, hang)
 		}
 	}
 }
@@ -84,7 +87,7 @@ func TestCommitter_TakesNoProcessorFromCallers(t *testing.T) {
 	}
 	q.close()
 	for _, c := range all {
-		if !c.Stop(10 * time.Second) {
+		if !c.Stop(hang) {
 			t.Fatal("a committer did not end")
 		}
 	}
@@ -112,7 +115,7 @@ func TestCommitter_RunsJobsInOrderOnItsOwnBoundThread(t *testing.T) {
 	}
 	q.wait(t, n)
 	q.close()
-	if !c.Stop(10 * time.Second) {
+	if !c.Stop(hang) {
 		t.Fatal("the committer did not end")
 	}
 	for j := range n {
@@ -139,22 +142,22 @@ func TestCommitter_SurvivesAPanic(t *testing.T) {
 	refused(t, q.done[0], status.Internal, "boom")
 	ok(t, q.done[1])
 	q.close()
-	if !c.Stop(10 * time.Second) {
+	if !c.Stop(hang) {
 		t.Fatal("the committer did not end")
 	}
 }
 
 func TestCommitter_StopIsBounded(t *testing.T) {
 	q := &jobs{done: map[int]error{}}
-	hang := make(chan struct{})
-	c, err := gpu.StartCommitter(gpu.NewHost(), q, func(*int) error { <-hang; return nil })
+	goOn := make(chan struct{})
+	c, err := gpu.StartCommitter(gpu.NewHost(), q, func(*int) error { <-goOn; return nil })
 	ok(t, err)
 	q.put(0)
 	q.close()
 	// The job may or may not have been taken before close; only a taken one hangs.
 	_ = c.Stop(10 * time.Millisecond)
-	close(hang)
-	if !c.Stop(10 * time.Second) {
+	close(goOn)
+	if !c.Stop(hang) {
 		t.Fatal("the committer did not end")
 	}
 }

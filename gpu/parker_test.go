@@ -3,7 +3,6 @@ package gpu_test
 import (
 	"sync"
 	"testing"
-	"time"
 
 	"libprefixcache/gpu"
 )
@@ -26,7 +25,7 @@ func TestParker_NoWakeIsLost(t *testing.T) {
 	l := &wakesBetween{p: &p}
 	l.Lock()
 	for i := range 3 {
-		if !p.Wait(l, gpu.Now()+int64(2*time.Second)) {
+		if !p.Wait(l, gpu.Now()+int64(hang)) {
 			t.Fatalf("wait %d: slept until its deadline although it was woken", i)
 		}
 	}

@@ -1,7 +1,10 @@
 package omni
 
 import (
+	"bytes"
 	"errors"
+	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,6 +23,24 @@ func ending(call func()) (how string) {
 	}()
 	call()
 	return "returned"
+}
+
+// hang is how long something may take that takes no time: nothing but a fault takes longer.
+const hang = time.Minute
+
+func until(t *testing.T, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(hang); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it does not come to that")
+		}
+	}
+}
+
+// asleepForALock is how many goroutines sleep until a mutex is free.
+func asleepForALock() int {
+	stacks := make([]byte, 1<<20)
+	return bytes.Count(stacks[:runtime.Stack(stacks, true)], []byte(" [sync.Mutex.Lock"))
 }
 
 // A call that panics leaves its cache to nobody: not to later calls, not to one that was
@@ -85,7 +106,11 @@ func TestNobodyGoesOnAfterAPanic(t *testing.T) {
 			ended := make(chan string)
 			go func() { ended <- ending(func() { p.call(r, step) }) }()
 			if p.asleep {
-				time.Sleep(20 * time.Millisecond)
+				until(t, func() bool {
+					r.c.mu.Mutex.Lock()
+					defer r.c.mu.Mutex.Unlock()
+					return slices.Max(r.c.parked[:]) > 0
+				})
 			} else {
 				<-there
 			}
@@ -95,7 +120,7 @@ func TestNobodyGoesOnAfterAPanic(t *testing.T) {
 			for range 2 {
 				go func() { others <- panics(r) }()
 			}
-			time.Sleep(10 * time.Millisecond)
+			until(t, func() bool { return asleepForALock() == 2 })
 			r.c.mu.Mutex.Unlock()
 			if a, b := <-others, <-others; a == b || a == "returned" || b == "returned" {
 				t.Errorf("of two that waited for the lock one %s, one %s; expected the first to panic and the second to be refused", a, b)
@@ -108,7 +133,7 @@ func TestNobodyGoesOnAfterAPanic(t *testing.T) {
 				if how != "refused" {
 					t.Errorf("the call beside it %s", how)
 				}
-			case <-time.After(5 * time.Second):
+			case <-time.After(hang):
 				t.Fatal("the call beside it still waits")
 			}
 			if how := ending(func() { r.c.Stats() }); how != "refused" {
