@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from limits_host import FILL
 
+HANG_S = 300  # nothing but a fault takes longer
 HERE = Path(__file__).resolve().parent
 
 
@@ -28,7 +29,7 @@ def start(*arguments):
 
 def run(*arguments):
     process = start(*arguments)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, f"exit {process.returncode}\n{out}\n{err[-3000:]}"
     return out.splitlines()
 
@@ -91,7 +92,7 @@ def test_what_was_released_is_gone_from_memory_when_that_is_wanted(scenario, lea
 
     for line in ("live", "live", "released", "destroyed"):
         step(line)
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 0
     assert all(n >= least for n in seen["live"]), seen  # it is there while it can be read
     if flag == "zero":
@@ -106,6 +107,5 @@ def test_a_mirror_is_warmed_as_far_as_asked():
 
 
 def test_nothing_is_warmed_where_it_may_not_fit():
-    (line,) = run("warm_beyond")
-    at_first, later = map(int, line.split())
-    assert at_first <= 32 and later <= 8, line
+    (at_once, later), (_, after_the_first_key) = (map(int, line.split()) for line in run("warm_beyond"))
+    assert at_once <= 32 and later <= 8 and after_the_first_key <= 8
