@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -133,19 +133,20 @@ def test_startup_refusals(layout, fragment):
         View(SimpleNamespace(block_table=[SimpleNamespace(**layout)]), 16)
 
 
-def test_whole_batch_costs_less_than_a_loop(record_property):
-    """One vector operation: the cost per request must stay well under a tensor operation each."""
-    batch = make_batch(random.Random(4), rows=256, width=64, block_size=16, longest=1000)
-    view = FullAttentionGroupView(batch, 16)
-    ids, scheduled = batch.req_ids, dict.fromkeys(batch.req_ids, 1)
-    best = min(_timed(lambda: view.step_slots_cpu(ids, scheduled)) for _ in range(50))
-    loop = min(_timed(lambda: slots_one_by_one(batch, 16, ids, scheduled)) for _ in range(3))
-    record_property("us_per_step_256", best * 1e6)
-    print(f"view, 256 requests: {best * 1e6:.0f} us a step, one position after the other {loop * 1e6:.0f} us")
-    assert best < loop / 4
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_a_whole_batch_takes_the_operations_of_one_request(tokens):
+    """Vector operations: their number, and with it the time of a step, is not that of the requests."""
 
+    def operations(rows: int) -> int:
+        batch = make_batch(random.Random(4), rows=rows, width=64, block_size=16, longest=900)
+        view, ids, calls = FullAttentionGroupView(batch, 16), batch.req_ids, []
+        scheduled = dict.fromkeys(ids, tokens)
+        sys.setprofile(lambda _frame, event, _what: calls.append(event) if event.endswith("call") else None)
+        try:
+            slots = view.step_slots_cpu(ids, scheduled)
+        finally:
+            sys.setprofile(None)
+        assert len(slots) == rows * tokens
+        return len(calls)
 
-def _timed(call):
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    assert 5 < operations(256) == operations(2) < 100
