@@ -103,7 +103,7 @@ class Process {
     void signal(int number) const { kill(pid_, number); }
     /// Waits until the host has written this.
     bool says(std::string const& text) const {
-        for (int i = 0; i < 4000; ++i) {
+        for (int i = 0; i < 12000; ++i) {
             if (output().find(text) != std::string::npos) {
                 return true;
             }
@@ -114,7 +114,7 @@ class Process {
     std::string output() const { return contents(output_); }
 
     /// The wait status; -1 when it did not end in time.
-    int end(int seconds = 60) {
+    int end(int seconds = 120) {
         auto const deadline = Clock::now() + std::chrono::seconds(seconds);
         int status = -1;
         while (waitpid(pid_, &status, WNOHANG) == 0) {
@@ -147,7 +147,7 @@ std::string statusText(int status) {
 void expectEnd(std::string const& expected, Arguments const& arguments,
                std::vector<std::string> const& environment = {}) {
     Process run(arguments, environment);
-    std::string const end = statusText(run.end(90 * scale()));
+    std::string const end = statusText(run.end(180 * scale()));
     EXPECT_EQ(end, expected) << run.output().substr(0, 6000);
 }
 
@@ -181,7 +181,7 @@ std::string underValgrind(Arguments const& host) {
     Arguments all{"valgrind", "-q", "--leak-check=full"};
     all.insert(all.end(), host.begin(), host.end());
     Process run(all, {"GOGC=off"});
-    EXPECT_EQ(statusText(run.end(90)), "exit 0") << run.output();
+    EXPECT_EQ(statusText(run.end()), "exit 0") << run.output();
     std::istringstream lines(run.output());
     std::string found;
     for (std::string line; std::getline(lines, line);) {
@@ -257,7 +257,7 @@ TEST(Hosts, KilledAtAnyMoment) {
         std::this_thread::sleep_for(std::chrono::milliseconds(7 * i % 60));
         int const number = i % 4 == 3 ? SIGTERM : SIGKILL;
         run.signal(number);
-        EXPECT_EQ(statusText(run.end(20)), "killed by signal " + std::to_string(number)) << run.output();
+        EXPECT_EQ(statusText(run.end()), "killed by signal " + std::to_string(number)) << run.output();
     }
 }
 

@@ -163,7 +163,7 @@ template <typename F>
 void inChild(F child) {
     pid_t const pid = fork();
     if (pid == 0) {
-        alarm(20);
+        alarm(100);
         child();
         std::exit(0);  // with every handler and destructor
     }

@@ -48,8 +48,9 @@ void everyMillisecond() {
     setitimer(ITIMER_REAL, &t, nullptr);
 }
 
-/// Threads in calls, each hit by signals of its own.
-void hail(int milliseconds) {
+/// Threads in calls, each hit by signals of its own, for so long and until so many were seen:
+/// signals that come while a thread has no processor are one.
+void hail(int milliseconds, int least) {
     Context context(api());
     std::atomic<bool> stop{false};
     std::vector<std::thread> threads;
@@ -63,7 +64,8 @@ void hail(int milliseconds) {
         });
     }
     auto const end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
-    for (int i = 0; std::chrono::steady_clock::now() < end; ++i) {
+    auto const hangs = end + std::chrono::minutes(1);
+    for (int i = 0; std::chrono::steady_clock::now() < (seen < least ? hangs : end); ++i) {
         pthread_kill(threads[static_cast<size_t>(i) % 3].native_handle(), SIGALRM);
         std::this_thread::sleep_for(std::chrono::microseconds(300));
         context.round(i % 5);
@@ -88,7 +90,7 @@ void alarms(std::string const& how) {
         install(SIGALRM, 0);
     }
     everyMillisecond();
-    hail(1500);
+    hail(1500, 300);
     itimerval none{};
     setitimer(ITIMER_REAL, &none, nullptr);
     std::printf("%d signals\n", seen.load());
