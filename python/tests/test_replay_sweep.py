@@ -26,7 +26,7 @@ from prefixcache.replay.progress import Interrupt, ProgressBar
 from prefixcache.replay.series import Series
 from prefixcache.replay.sweep import Sweep, parse_sizes
 from prefixcache.replay.tokens import Tokenizer
-from prefixcache.replay.traces import TOKENS_PER_ID, TraceRequest, read_trace
+from prefixcache.replay.traces import TOKENS_PER_ID, TraceRequest, read_trace, write_trace
 
 SHARED_TRACE = Path(__file__).resolve().parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
 BAR = ProgressBar(1, False)
@@ -254,24 +254,34 @@ def test_an_error_of_the_library_fails_the_part(monkeypatch, capsys):
 # ------------------------------------------------------- a process of its own
 
 
+RUNG = """
+import os, signal, sys
+from prefixcache.replay.cli import main
+from prefixcache.replay.progress import ProgressBar
+
+update, rung = ProgressBar.update, []
+
+def ring(bar, done, *rest):
+    update(bar, done, *rest)
+    if done >= 30 and not rung:
+        rung.append(done)
+        os.kill(os.getpid(), signal.SIGINT)
+
+ProgressBar.update = ring
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def interrupted(arguments, tmp_path):
-    """A replay that gets SIGINT as soon as its progress bar shows requests."""
+    """A replay that gets SIGINT as soon as its progress bar is told of 30 requests, at whatever pace."""
     saved = tmp_path / "run.json"
-    command = [sys.executable, "-m", "prefixcache.replay", *arguments, "--progress", "--json", str(saved)]
+    command = [sys.executable, "-c", RUNG, *arguments, "--progress", "--json", str(saved)]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY / "python")}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as process:
-        shown = b""
-        while b" requests" not in shown:
-            piece = process.stderr.read1()
-            assert piece, shown
-            shown += piece
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=60)
-    text = out.decode()
-    assert process.returncode == 130, text + errors.decode()
-    assert b"Traceback" not in errors
-    assert "interrupted after" in text
-    return text, document.load(saved)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert " requests" in done.stderr and "Traceback" not in done.stderr
+    assert "interrupted after" in done.stdout
+    return done.stdout, document.load(saved)
 
 
 @pytest.mark.parametrize("part", ["omni", "context"])
@@ -279,29 +289,32 @@ def test_ctrl_c_ends_a_part_with_its_summary(part, tmp_path):
     text, saved = interrupted(["--part", part, "--requests", "4000"], tmp_path)
     done = saved["parts"][part]
     assert done["right"] and done["verdict"].startswith("interrupted after")
-    assert 0 < done["figures"]["requests"] < 4000
+    assert 30 <= done["figures"]["requests"] < 100  # some more have begun
     assert "hit rate" in text
 
 
 def test_ctrl_c_ends_a_sweep_with_the_figures_so_far(tmp_path):
     text, saved = interrupted(["--sweep", "pages=2000:5000:+100", "--requests", "6000"], tmp_path)
-    assert 0 < saved["sweep"]["requests"] < 6000
+    assert saved["sweep"]["requests"] == 30
     assert {s["optimal"] for s in saved["sweep"]["sizes"]} == {None}  # it would need the rest of the trace
     assert "the optimal bound needs all of them" in text
 
 
-def test_ctrl_c_ends_the_replay_of_the_coordinator_too():
+def test_ctrl_c_ends_the_replay_of_the_coordinator_too(tmp_path):
     """`make run` ends with it, and the shell hands the interrupt on."""
     made = run("make", "build/replay_context", cwd=REPOSITORY)
     assert made.returncode == 0, made.stderr
     env = {**os.environ, "PREFIXCACHE_LIBRARY": str(REPOSITORY / "build" / "libprefixcache.so")}
-    command = [str(REPOSITORY / "build" / "replay_context"), "--page", "16", "--pages", "100000"]
+    # Once it has told of the first 30 it is at it for half a minute, and for many seconds on any machine.
+    trace = tmp_path / "trace.jsonl"
+    write_trace(trace, [TraceRequest(0, 512, 1 if i < 30 else 200_000, (i,)) for i in range(300)])
+    command = [str(REPOSITORY / "build" / "replay_context"), "--page", "16", "--pages", "100000", "--trace", str(trace)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as process:
         assert b"10 %" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert re.search(rb"context cache: \d+ of 1000 requests", out)
+    assert re.search(rb"context cache: \d+ of 300 requests", out)
     assert out.endswith(b"interrupted; so far every page was right\n")
 
 
