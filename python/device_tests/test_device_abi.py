@@ -44,7 +44,7 @@ class Cache:
     def __init__(self, lib, driver, flags=0, stream=0, depth=2):
         self.lib, self.driver, self.stream = lib, driver, stream
         options = OmniOptions(struct_size=ctypes.sizeof(OmniOptions), flags=flags, num_blocks=16, block_size=4,
-                              staging_depth=depth, claim_timeout_ns=5_000_000_000)  # fmt: skip
+                              staging_depth=depth, claim_timeout_ns=60_000_000_000)  # fmt: skip
         self.handle = ctypes.c_uint64()
         assert lib.pc_omni_create(byref(options), byref(self.handle)) == OK, error(lib)
         self.keys = []
@@ -114,7 +114,7 @@ class Cache:
     def settled(self, key, slots):
         """Rows of slots once they are all committed. The next step begins: a step that nobody consumed waits for that."""
         assert self.begin() == OK
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while True:
             states, rows = self.inspect(key, slots)
             if states == [2] * len(slots):
@@ -378,7 +378,7 @@ def script(c, buffers, log):
         if note(status, "read"):
             assert out == [3 * d for d in c.data], log
     if note(c.begin(finished=[1, 2]), "finish"):
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while c.stats()["pending_writes"] and time.monotonic() < end:
             time.sleep(0.0005)
         gauges = c.stats()

@@ -8,6 +8,7 @@ original one) fit in as well.
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,6 +17,11 @@ import torch
 
 from prefixcache import _ffi
 from prefixcache.omni import ModelCachePolicy, OmniPrefixCacheManager, PrefixCacheConfig, StageCacheOutputs
+
+#: Nothing but a fault takes longer.
+HANG_S = 60.0
+#: Go keeps threads for later, up to some for each processor.
+SPARE_THREADS = 20 + 2 * (os.cpu_count() or 1)
 
 HIDDEN = "__hidden_states__"
 WIDTH = 6
@@ -75,7 +81,7 @@ class Host:
     ) -> None:
         self.view = BlockTableView(block_size)
         settings.setdefault("staging_depth", 8)
-        settings.setdefault("staging_claim_timeout_s", 5.0)
+        settings.setdefault("staging_claim_timeout_s", HANG_S)
         self.manager = manager(config(num_blocks=num_blocks, block_size=block_size, **settings), self.view, eager=eager)
         self.policy = policy or ModelCachePolicy()
         self.manager.register_policy(self.policy)
@@ -180,14 +186,18 @@ class Host:
         lib.check(lib.omni_fail_write(self.manager._cache.handle, nth))
 
 
+def threads_of_this_process() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
 def same(got: torch.Tensor, want: torch.Tensor) -> bool:
     """Equal shape, dtype and bytes."""
     return got.shape == want.shape and got.dtype == want.dtype and bool(torch.equal(got, want))
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """The background thread gets there within seconds."""
-    deadline = time.monotonic() + 5
+    """The background thread gets there."""
+    deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)

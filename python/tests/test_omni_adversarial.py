@@ -376,8 +376,8 @@ def test_a_signal_handler_that_raises_in_a_save_leaves_no_step_behind(make_host)
     free = threading.Timer(0.3, lambda: host.manager.discard_step(step))
     try:
         free.start()
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises((InterruptedError, OmniPrefixCacheStagingTimeoutError)):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             host.save()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -5,9 +5,7 @@ Each is short, and its name says what is odd about it. Blocks have 4 slots unles
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 import warnings
 from array import array
 from types import SimpleNamespace
@@ -15,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from omni_host import HIDDEN, WIDTH, Host, eventually, rows, same
+from omni_host import HIDDEN, SPARE_THREADS, WIDTH, Host, eventually, rows, same, threads_of_this_process
 
 from prefixcache import PrefixCacheError
 from prefixcache.omni import ModelCachePolicy, OmniPrefixCacheUnmatchError
@@ -310,23 +308,19 @@ def test_shutdown_between_any_two_calls(make_host, phase):
 
 
 def test_threads_of_a_crew_end_with_their_cache(mode):
-    def run() -> int:
-        for _ in range(4):
+    def run(caches: int) -> int:
+        for _ in range(caches):
             host = Host(eager=mode == "eager", num_blocks=64, block_size=16, copy_threads=4)
             host.arrive("A", list(range(64)))
             host.begin({"A": 1024})
             host.read(host.save(hidden=torch.ones(1024, 1024)), "A")
         del host
-        return len(os.listdir("/proc/self/task"))
+        return threads_of_this_process()
 
-    run()
-    before = run()
-    for _ in range(4):
-        run()
-    deadline = time.monotonic() + 5
-    while len(os.listdir("/proc/self/task")) > before + 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(os.listdir("/proc/self/task")) <= before + 3
+    run(4)
+    before = run(4)
+    run(SPARE_THREADS)  # each had three of its own
+    eventually(lambda: threads_of_this_process() < before + SPARE_THREADS)
 
 
 def test_saves_of_several_threads_are_refused_or_whole(make_host):

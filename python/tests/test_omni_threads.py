@@ -24,6 +24,7 @@ WIDE = 4096  # float32: 64 rows are 1 MiB
 
 
 def buffer_stats() -> _ffi.BufferStats:
+    gc.collect()  # results of former tests that are in a cycle
     stats = _ffi.BufferStats()
     stats.struct_size = _ffi.ctypes.sizeof(stats)
     lib = _ffi.load()
@@ -197,7 +198,7 @@ def run_python(code: str, **env: str) -> subprocess.CompletedProcess:
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": path, **env},
         check=False,
     )
