@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -167,8 +168,11 @@ def test_wrong_arguments_of_the_second_half_end_a_run_before_the_first(arguments
 # ------------------------------------------------------------------ Ctrl-C
 
 
-def interrupted(command: list[object], until: str, **settings) -> tuple[int, str, float]:
-    """Exit code, output, and seconds it took to end, after Ctrl-C when a line begins with ``until``."""
+HANGS = "touch {}; sleep 300"  # in a shell: says that it has begun, and goes on for longer than a test waits
+
+
+def interrupted(command: list[object], until: str, begun: Sequence[Path], **settings) -> tuple[int, str]:
+    """Exit code and output, after Ctrl-C when a line begins with ``until`` and what hangs has begun."""
     with subprocess.Popen(
         [str(c) for c in command],
         stdout=subprocess.PIPE,
@@ -183,24 +187,28 @@ def interrupted(command: list[object], until: str, **settings) -> tuple[int, str
             lines.append(line)
             if line.startswith(until):
                 break
-        time.sleep(0.3)
-        start = time.monotonic()
+        while not all(path.exists() for path in begun) and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.2)  # who started it waits for it by now
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        start = time.monotonic()
         lines.append(process.stdout.read())
-        return process.wait(20), "".join(lines), time.monotonic() - start
+        assert time.monotonic() - start < 100, "what hangs was waited for"
+        return process.wait(100), "".join(lines)
 
 
-def test_ctrl_c_in_the_tests_says_which_suites_are_done():
+def test_ctrl_c_in_the_tests_says_which_suites_are_done(tmp_path):
+    begun = tmp_path / "begun"
     code = (
         "import run_tests as r, sys\n"
         "def one():\n    return {'pass': 3, 'fail': 0, 'skip': 1}\n"
-        "def two():\n    r.run('slow', ['sleep', '60'])\n"
+        f"def two():\n    r.run('slow', ['sh', '-c', {HANGS.format(begun)!r}])\n"
         "r.suites = lambda: {'one': one, 'two': two, 'three': two}\n"
         "sys.argv = ['run_tests.py']\nsys.exit(r.main())\n"
     )
     env = clean_environment(PYTHONPATH=str(REPOSITORY / "scripts"), PYTHONUNBUFFERED="1")
-    status, text, seconds = interrupted([sys.executable, "-c", code], "one: 3 passed", env=env)
-    assert status == 130 and seconds < 5
+    status, text = interrupted([sys.executable, "-c", code], "one: 3 passed", [begun], env=env)
+    assert status == 130, text
     assert text.splitlines() == [
         "one: 3 passed, 0 failed, 1 skipped",
         "interrupted in two; not run: three",
@@ -208,20 +216,21 @@ def test_ctrl_c_in_the_tests_says_which_suites_are_done():
     ]
 
 
-def test_ctrl_c_in_the_mutations_says_how_many_guards_are_done():
+def test_ctrl_c_in_the_mutations_says_how_many_guards_are_done(tmp_path):
+    begun = [tmp_path / name for name in ("second", "third")]  # two at once
     code = (
         "import mutation as m, sys\n"
         "guards = [m.Guard(n) for n in ('first', 'second', 'third', 'fourth')]\n"
         "m.parse = lambda text: guards\nm.environment = lambda: {}\nm.row = lambda *a: ''\n"
         "def attempt(guard, env, quick):\n"
-        "    if guard.name != 'first':\n        m.start(['sleep', '60'])\n"
+        f"    if guard.name != 'first':\n        m.start(['sh', '-c', {HANGS!r}.format({str(tmp_path)!r} + '/' + guard.name)])\n"
         "    return True, 'seen'\n"
         "m.attempt = attempt\nsys.argv = ['mutation.py', '--jobs', '2', '--write']\nsys.exit(m.main())\n"
     )
     table = (REPOSITORY / "docs" / "simulation.md").read_text()
     env = clean_environment(PYTHONPATH=str(REPOSITORY / "scripts"), PYTHONUNBUFFERED="1")
-    status, text, seconds = interrupted([sys.executable, "-c", code], "found", env=env)
-    assert status == 130 and seconds < 5
+    status, text = interrupted([sys.executable, "-c", code], "found", begun, env=env)
+    assert status == 130, text
     assert text.splitlines() == [
         "found  first: seen",
         "interrupted: 1 of 4 guards tried, all of them needed; no table written",
@@ -231,10 +240,12 @@ def test_ctrl_c_in_the_mutations_says_how_many_guards_are_done():
 
 def test_ctrl_c_in_lint_says_which_checks_are_done(tmp_path):
     """With a go that hangs, and a gofmt that finds nothing."""
-    for name, body in {"gofmt": "exit 0", "make": "exit 0", "go": "sleep 60 & wait"}.items():
+    begun = tmp_path / "begun"
+    hangs = f"({HANGS.format(begun)}) & wait"
+    for name, body in {"gofmt": "exit 0", "make": "exit 0", "go": hangs}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     env = clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}")
-    status, text, seconds = interrupted(["bash", REPOSITORY / "scripts" / "lint.sh"], "lint: gofmt ok", env=env)
-    assert status == 130 and seconds < 5
+    status, text = interrupted(["bash", REPOSITORY / "scripts" / "lint.sh"], "lint: gofmt ok", [begun], env=env)
+    assert status == 130, text
     assert text.splitlines() == ["lint: gofmt ok", "lint: interrupted in vet; done so far: gofmt"]
