@@ -32,7 +32,7 @@ LICENSES = {
 }
 
 
-def go(*arguments: str, timeout: int = 300) -> subprocess.CompletedProcess:
+def go(*arguments: str, timeout: int = 1800) -> subprocess.CompletedProcess:
     return subprocess.run(["go", *arguments], capture_output=True, text=True, cwd=ROOT, timeout=timeout)
 
 
@@ -111,7 +111,7 @@ def vulnerabilities(tmp_path_factory) -> str:
     assert fetched.returncode == 0, fetched.stdout + fetched.stderr
     module = json.loads(fetched.stdout)
     entries, indexer = f"{module['Dir']}/data/osv", f"{DATABASE}/cmd/indexdb@{module['Version']}"
-    done = go("run", indexer, "-vulns", entries, "-out", str(folder / module["Version"]), timeout=600)
+    done = go("run", indexer, "-vulns", entries, "-out", str(folder / module["Version"]), timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     return (folder / module["Version"]).as_uri()
 
@@ -120,7 +120,7 @@ def govulncheck(database: str, folder) -> subprocess.CompletedProcess:
     """Reads the source, the standard library included: what counts are the calls that are made."""
     flags = subprocess.run(["make", "-s", "cuda-env"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     command = f"{flags}\nexec go run {GOVULNCHECK} -db {database} ./..."
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=folder, timeout=600)
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=folder, timeout=1800)
 
 
 def test_no_known_vulnerability_is_reachable(vulnerabilities):

@@ -47,7 +47,8 @@ def run(name, command, env=None):
 
 def go(name, *arguments, env=None):
     """One `go test -json` run, counted test by test."""
-    code, log = run(name, ["go", "test", "-json", *arguments], env)
+    # The limit is for a test that hangs: the slowest package takes a minute, on a busy machine ten.
+    code, log = run(name, ["go", "test", "-json", "-timeout=40m", *arguments], env)
     counts = {"pass": 0, "fail": 0, "skip": 0}
     output, failed = {}, []
     for line in log.read_text().splitlines():

@@ -34,7 +34,7 @@ def setup(tmp_path):
             (programs / name).chmod(0o755)
         env = {"PATH": str(programs), "HOME": str(tmp_path), "PYTHON": str(programs / "python"), "GOTOOLCHAIN": "local"}
         command = ["bash", "scripts/setup.sh", *([purpose] if purpose else [])]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
 
     return run
 

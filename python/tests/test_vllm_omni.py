@@ -47,7 +47,7 @@ def fetch(release: str) -> Path:
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY / "python"), "PYTHONDONTWRITEBYTECODE": "1", **environment}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env, timeout=120)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env, timeout=600)
 
 
 def drive(release: str, which: str) -> dict:

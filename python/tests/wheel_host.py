@@ -23,7 +23,7 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 def run(*command: object, **settings: object) -> subprocess.CompletedProcess:
-    settings = {"capture_output": True, "text": True, "timeout": 300, "env": clean_environment(), **settings}
+    settings = {"capture_output": True, "text": True, "timeout": 1800, "env": clean_environment(), **settings}
     return subprocess.run([str(c) for c in command], check=False, **settings)
 
 
