@@ -7,7 +7,9 @@ case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 [ $# = 0 ] || { echo "wheel: the argument is '$1', expected none" >&2; exit 2; }
 cd "$(dirname "$0")/.."
 tools=build/wheel-tools
-pins=(hatchling==1.33.0 auditwheel==6.8.2)
+# With what these two need, so that a later release of that changes nothing here.
+pins=(hatchling==1.33.0 auditwheel==6.8.2
+      packaging==26.4 pathspec==1.1.1 pluggy==1.7.0 pyelftools==0.33 tomlkit==0.15.2 trove-classifiers==2026.9.21.13)
 max_bytes=$((8 << 20))
 
 say() { printf 'wheel: %s\n' "$*" >&2; }
@@ -29,7 +31,7 @@ if [ "$(cat $tools/pins 2>/dev/null)" != "${pins[*]}" ]; then
     fi
     rm -rf $tools
     "$python" -m venv $tools
-    $tools/bin/python -m pip install -q --disable-pip-version-check "${pins[@]}" ||
+    $tools/bin/python -m pip install -q --disable-pip-version-check --no-deps "${pins[@]}" ||
         { say "cannot install ${pins[*]} from the package index"; exit 1; }
     printf '%s\n' "${pins[*]}" >$tools/pins
 fi

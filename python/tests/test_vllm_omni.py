@@ -35,7 +35,7 @@ def fetch(release: str) -> Path:
         return folder
     # msgspec: vllm-omni's payload module, which its runner mixin imports, needs it.
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(folder)]
-    done = subprocess.run([*command, f"vllm-omni=={release}", "msgspec"], capture_output=True, text=True)
+    done = subprocess.run([*command, f"vllm-omni=={release}", "msgspec==0.23.0"], capture_output=True, text=True)
     if done.returncode != 0:
         reason = f"vllm-omni {release} could not be installed for this test: {done.stderr.strip()[-500:]}"
         if os.environ.get("PREFIXCACHE_OFFLINE") == "1":
