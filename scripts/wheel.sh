@@ -40,7 +40,7 @@ rm -f dist/prefixcache-*.whl
 $tools/bin/python -m hatchling build -t wheel -d dist
 wheel=$(ls dist/prefixcache-*.whl)
 
-shown=$($tools/bin/auditwheel show "$wheel")
+shown=$($tools/bin/python -m auditwheel show "$wheel")
 tag=${wheel##*none-} tag=${tag%.whl}
 # auditwheel writes the sentence over several lines.
 if ! tr -s ' \n' ' ' <<<"$shown" | grep -q "is consistent with the following platform tag: \"$tag\""; then
