@@ -297,10 +297,10 @@ def test_a_blocking_synchronizer_keeps_the_pages_owned():
     live = Place("prefill", Kind.VANILLA, True).reach(rig)
     owned = rig.pools()["base_pages"]["active"]
     inside, go_on = threading.Event(), threading.Event()
-    rig.sync.hook = lambda: (inside.set(), go_on.wait(10))
+    rig.sync.hook = lambda: (inside.set(), go_on.wait(60))
     closing = threading.Thread(target=live.request.close)
     closing.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     assert rig.pools()["base_pages"]["active"] == owned
     assert rig.manager.lookup(prompt(300)).reuse_token_length == 0
     begun = []
@@ -309,8 +309,8 @@ def test_a_blocking_synchronizer_keeps_the_pages_owned():
     other.join(0.05)
     assert not begun, "a step waits for the one under way"
     go_on.set()
-    closing.join(10)
-    other.join(10)
+    closing.join(60)
+    other.join(60)
     assert begun
     rig.sync.hook = None
     begun[0].request.close()
