@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,13 @@ class Browser:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what comes some time after a command."""
+        end = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end, self.complaints()
+            self.run("new Promise((done) => setTimeout(done, 20))")  # events come with its answer
+
     def complaints(self) -> list[str]:
         """Errors and warnings of the console, exceptions, and requests for anything but the file."""
         found = []
@@ -148,7 +156,7 @@ class Browser:
         """End the process and remove its files."""
         self._process.terminate()
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -157,7 +157,7 @@ def test_charts_follow_the_window_and_the_pointer(tab, pages):
     tab.open(pages["sweep"], width=1400)
     wide = tab.run("document.querySelector('svg[role=img]').viewBox.baseVal.width")
     tab.tab("Emulation.setDeviceMetricsOverride", width=500, height=900, deviceScaleFactor=1, mobile=False)
-    tab.run("new Promise((done) => setTimeout(done, 200))")
+    tab.until(lambda: tab.run("document.querySelector('svg[role=img]').viewBox.baseVal.width") != wide)
     assert 300 < tab.run("document.querySelector('svg[role=img]').viewBox.baseVal.width") < wide
     assert tab.run(LAYOUT) == []
     tab.tab("Input.dispatchMouseEvent", type="mouseMoved", x=300, y=tab.run(
@@ -189,8 +189,7 @@ def test_faults_of_a_page_are_seen(tab, folder, pages):
     ):
         path.write_text(text.replace('"use strict";', script + ";", 1))
         tab.open(path, width=400)
-        tab.run("new Promise((done) => setTimeout(done, 100))")
-        assert any(complaint in c for c in tab.complaints()), (script, tab.complaints())
+        tab.until(lambda text=complaint: any(text in found for found in tab.complaints()))
 
 
 def test_page_stands_alone(pages):
