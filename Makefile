@@ -44,7 +44,7 @@ $(BUILD)/test-tools: scripts/setup.sh
 
 $(LIB): $(GO_SOURCES) $(CUDA_STUB)
 	@mkdir -p $(BUILD)
-	$(GO) build -buildmode=c-shared -trimpath -ldflags "$(GO_LDFLAGS)" -o $@ ./capi
+	$(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags "$(GO_LDFLAGS)" -o $@ ./capi
 	@rm -f $(BUILD)/libprefixcache.h
 	@ln -sf libprefixcache.so $(BUILD)/libprefixcache.so.$(SOVERSION)
 
