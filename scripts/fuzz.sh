@@ -11,7 +11,7 @@ command -v clang++ >/dev/null || { echo "fuzz: clang++ is missing (as root: apt-
 eval "$(make -s cuda-env)"
 out=build/fuzz
 mkdir -p $out/corpus
-go build -buildmode=c-archive -trimpath -tags libfuzzer '-gcflags=libprefixcache/...=-d=libfuzzer' -o $out/prefixcache.a ./capi
+go build -buildmode=c-archive -trimpath -buildvcs=false -tags libfuzzer '-gcflags=libprefixcache/...=-d=libfuzzer' -o $out/prefixcache.a ./capi
 sources=(cpp_tests/fuzz/{fuzz_abi,run}.cpp cpp_tests/fuzz/*_targets.cpp)
 clang++ -std=c++17 -g -O1 -fsanitize=fuzzer -Iinclude "${sources[@]}" $out/prefixcache.a -Lbuild/cuda -lcuda -ldl -lpthread -lm -o $out/fuzz_abi
 # The collector runs often: it is what minds bad addresses.

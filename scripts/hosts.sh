@@ -12,7 +12,7 @@ export PREFIXCACHE_LIBRARY=$PWD/build/libprefixcache.so
 PREFIXCACHE_HOSTS_SCALE=10 build/cpp/cpp_tests/hosts/hosts_test
 eval "$(make -s cuda-env)"
 # Go's race detector cannot live in a shared library: it has go test -race.
-go build -buildmode=c-shared -asan -o build/hosts/libprefixcache.so ./capi
+go build -buildmode=c-shared -buildvcs=false -asan -o build/hosts/libprefixcache.so ./capi
 for scenario in "walk 50" "crowd 64 5000"; do
     echo "hosts: $scenario, library built with -asan"
     # shellcheck disable=SC2086
