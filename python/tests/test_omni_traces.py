@@ -158,7 +158,8 @@ def original() -> object:
     """The original manager, where the repository has ../shared beside it."""
     if not (REFERENCE / "load_reference.py").is_file():
         pytest.skip("the original manager is not here (../shared)")
-    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "vllm_omni"}
+    theirs = ("load_reference", "vllm_omni")  # the first one makes the other one's modules
+    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] in theirs}
     for name in before:
         del sys.modules[name]
     sys.path.insert(0, str(REFERENCE))
@@ -174,7 +175,7 @@ def original() -> object:
         )
     finally:
         sys.path.remove(str(REFERENCE))
-        for name in [n for n in sys.modules if n.split(".")[0] == "vllm_omni"]:
+        for name in [n for n in sys.modules if n.split(".")[0] in theirs]:
             del sys.modules[name]
         sys.modules.update(before)
 
