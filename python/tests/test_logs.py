@@ -27,6 +27,13 @@ ROW = 4 * WIDTH
 Lines = Callable[[], list[tuple[int, str]]]
 
 
+@pytest.fixture(autouse=True)
+def nothing_yet() -> None:
+    """What former tests left to be told is told."""
+    gc.collect()
+    _ffi.tell()
+
+
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """The lines of the library so far."""
