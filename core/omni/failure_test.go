@@ -113,40 +113,50 @@ func TestO43_AWaiterIsWokenByAFailure(t *testing.T) {
 // A deferred write fails while a save waits for a page, or copies to the one it has: the
 // save is one of the calls that report it, and not the last one that goes well.
 func TestO42_AWriteThatFailsBesideASaveStopsIt(t *testing.T) {
-	for _, waits := range []bool{true, false} {
-		var r *rig
-		var first uint64
-		fails := func() bool {
-			if first == 0 || r.c.fatal != nil {
-				return false
+	for _, place := range []string{"waits", "copies", "lands"} {
+		t.Run(place, func(t *testing.T) {
+			var r *rig
+			var first uint64
+			dev := &fakeDevice{lands: map[int]func(){}, pins: map[int]int64{}}
+			fails := func() bool {
+				if first == 0 || r.c.fatal != nil || place == "lands" && len(dev.lands) == 0 {
+					return false
+				}
+				r.c.FailWrite(1)
+				done := r.commitOne()
+				if place == "waits" {
+					r.discard(first)
+				}
+				return done
 			}
-			r.c.FailWrite(1)
-			done := r.commitOne()
-			if waits {
-				r.discard(first)
+			cfg := Config{Threaded: true, StagingDepth: 1, InlineBytes: 1 << 20}
+			if place != "waits" {
+				cfg = Config{Threaded: true, StagingDepth: 2, InlineBytes: -1, ZeroOnRelease: true, Executor: dev, Preempt: func() { fails() }}
 			}
-			return done
-		}
-		cfg := Config{Threaded: true, InlineBytes: -1, StagingDepth: 1}
-		if !waits {
-			cfg.StagingDepth = 2
-			cfg.Preempt = func() { fails() }
-		}
-		r = newRig(t, cfg)
-		r.begin(nil, arrive(1, 2)...)
-		step := r.save(map[string]uint64{"d": 1}, chunk{1, span(0, 1)})
-		r.begin([]uint64{1}) // queued
-		first = step
-		if waits {
-			r.w.onWait = func(Queue) bool { return fails() }
-		}
-		_, err := r.trySave(map[string]uint64{"h": 1}, chunk{2, span(4, 5)})
-		wantErr(t, err, status.Unmatch, "write failed")
-		s := r.c.Stats()
-		if s.FailedWrites != 1 || s.StepsSaved != 1 || s.StagedBytes != 0 || s.Keys != 1 || s.UnconsumedSteps != btoi(!waits) {
-			t.Errorf("%+v", s)
-		}
-		first = 0
+			r = newRig(t, cfg)
+			r.begin(nil, arrive(1, 2)...)
+			step := r.save(map[string]uint64{"d": 1}, chunk{1, span(0, 1)})
+			r.begin([]uint64{1}) // queued
+			first = step
+			save := r.trySave
+			switch place {
+			case "waits":
+				r.w.onWait = func(Queue) bool { return fails() }
+			case "lands":
+				save = r.saveOn
+			}
+			_, err := save(map[string]uint64{"h": 1}, chunk{2, span(4, 5)})
+			wantErr(t, err, status.Unmatch, "write failed")
+			s := r.c.Stats()
+			if s.FailedWrites != 1 || s.StepsSaved != 1 || s.StagedBytes != 0 || s.Keys != 1 || s.UnconsumedSteps != btoi(place != "waits") {
+				t.Errorf("%+v", s)
+			}
+			for _, land := range dev.lands { // on a page that is free by now
+				land()
+			}
+			r.check()
+			first = 0
+		})
 	}
 }
 
