@@ -177,17 +177,12 @@ func (m *Manager) longestDraft(p place) (place, int32) {
 		if x.draft < 0 {
 			continue
 		}
-		// The newest of all that end here or below tells nearly always: a node may have very
-		// many children, where many prompts begin alike.
-		newest := &m.records[x.draft]
-		below, reach := newest.node != p.node, x.end
-		if !below && newest.at < x.end {
-			reach = m.draftReach(x)
-		}
-		p.at = min(p.at, reach)
-		if below || newest.at >= p.at {
+		// The newest of all that end here or below covers p nearly always: a node may have
+		// very many children, where many prompts begin alike, and none is looked at then.
+		if newest := &m.records[x.draft]; newest.node != p.node || newest.at >= p.at {
 			return p, x.draft
 		}
+		p.at = min(p.at, m.draftReach(x))
 		return p, m.newestDraftFrom(p.node, p.at)
 	}
 	return place{node: p.node}, -1
