@@ -149,7 +149,7 @@ func (c *Coordinator) stageCapture(r *request, s *sequence, length int32, decode
 	if s.staged || length <= 0 || length > s.tokens {
 		return status.New(status.Internal, "capture: length %d of %d tokens, already staged %v", length, s.tokens, s.staged)
 	}
-	if l, err := c.manager.Lease(s.lease); err != nil || l.Stale {
+	if lease, err := c.manager.Lease(s.lease); err != nil || lease.Stale {
 		return err // what it would publish is dropped: its slots would cost others theirs
 	}
 	tail := length % c.p
