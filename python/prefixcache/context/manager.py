@@ -192,7 +192,8 @@ class ContextCacheManager(ManagerView, Closing):
         return _to_publication(out)
 
     def reserve(self, lease: CacheRequestLease, need_partial: bool) -> HybridSnapshotReservation | None:
-        """Snapshot slots for one capture; None when all are in use."""
+        """Snapshot slots for one capture; None when all are in use. For a lease that was flushed
+        or invalidated nothing is evicted: None when none is free."""
         recurrent, partial = ctypes.c_int32(), ctypes.c_int32()
         status = self._library.manager_reserve(
             self.handle,

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from prefixcache import _ffi
-from prefixcache._errors import error_of
+from prefixcache._errors import PrefixCacheError
 from prefixcache.context import _abi
 from prefixcache.context._arguments import SequenceArgument, integer, member, to_hash, uint64
 from prefixcache.context._closing import Handle
@@ -90,8 +90,11 @@ class ManagerView(Handle):
         self._check(self._library.manager_records(self.handle, raw, len(raw), ctypes.byref(count)))
         out = []
         for r in raw[: count.value]:
-            base, draft = self._path(r.id, _abi.BASE), self._path(r.id, _abi.DRAFT)
-            if base is None or draft is None:
+            try:
+                base, draft = self.record_pages(r.id, _abi.BASE), self.record_pages(r.id, _abi.DRAFT)
+            except PrefixCacheError as e:
+                if e.status != NOT_FOUND:
+                    raise
                 continue
             out.append(
                 CacheRecord(
@@ -108,20 +111,12 @@ class ManagerView(Handle):
 
     def record_pages(self, record: int, model: int = 0) -> tuple[int, ...]:
         """Page path of a record: base (0) or draft (1)."""
-        path = self._path(uint64("record", record), integer("model", model, 0, 1))
-        if path is None:
-            raise error_of(NOT_FOUND, self._library.error_text())
-        return path
-
-    def _path(self, record: int, model: int) -> tuple[int, ...] | None:
-        """The same; None when there is no such record, or no more."""
-        call, count, room = self._library.manager_record_pages, ctypes.c_uint64(), 0
+        call, number = self._library.manager_record_pages, uint64("record", record)
+        model = integer("model", model, 0, 1)
+        count, room = ctypes.c_uint64(), 0
         while True:
             out = (ctypes.c_int32 * room)()
-            status = call(self.handle, record, model, 0, out, room, ctypes.byref(count))
-            if status == NOT_FOUND:
-                return None
-            self._check(status)
+            self._check(call(self.handle, number, model, 0, out, room, ctypes.byref(count)))
             if count.value <= room:
                 return tuple(out[: count.value])
             room = count.value
