@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from types import MappingProxyType
 
 import numpy as np
@@ -82,8 +82,13 @@ class MadeUpAttributes(dict):
         return self.setdefault(name, MadeUpAttributes())
 
 
-@pytest.mark.parametrize("make", [ItemsAsAttributes, MadeUpAttributes])
-def test_a_dict_is_not_asked_whether_it_is_an_array(host, make):
+class MadeUpAttributesOfNoDict(UserDict):
+    def __getattr__(self, name: str) -> MadeUpAttributesOfNoDict:
+        return self.data.setdefault(name, MadeUpAttributesOfNoDict())
+
+
+@pytest.mark.parametrize("make", [ItemsAsAttributes, MadeUpAttributes, MadeUpAttributesOfNoDict])
+def test_a_mapping_is_not_asked_whether_it_is_an_array(host, make):
     out = hand_out(host, make(cut=torch.arange(5), deep=make(n=7)))
     assert out["A"]["cut"].tolist() == [0, 1]
     assert out["B"] == {"cut": out["B"]["cut"], "deep": {"n": 7}}

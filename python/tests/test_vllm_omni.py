@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from prefixcache import vllm_omni
+from prefixcache._errors import STAGING_TIMEOUT, UNMATCH
 from prefixcache._vllm_omni_bridge import HostErrors, make_manager
 from prefixcache.omni import PrefixCacheConfig
 
@@ -167,7 +168,10 @@ def test_a_write_layout_that_would_mix_requests_is_refused(spans, text):
 
 
 def test_errors_cross_processes():
+    errors = HostErrors(Interface)
     for error in (
+        errors.unmatch("step context 9 missing", UNMATCH),
+        errors.timeout("none came free", STAGING_TIMEOUT),
         vllm_omni.UnsupportedVllmOmniError("0.28.0", "it is old"),
         vllm_omni.VllmOmniNotFoundError("vllm-omni is not installed"),
     ):
