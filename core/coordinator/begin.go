@@ -197,6 +197,7 @@ func (c *Coordinator) acquire(a *Admission) (forced bool, err error) {
 	}
 	start := c.now()
 	ok, err := c.manager.AcquireBatch(c.wanted, c.results)
+	// Without its hits a batch would want more of the same quota.
 	if err == nil && !ok && c.results[0].Status != prefix.OverQuota && c.giveUpHits() {
 		ok, err = c.manager.RetryBatch(c.wanted, c.results)
 		forced = ok
