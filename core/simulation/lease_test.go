@@ -424,9 +424,13 @@ func (w *leaseWorld) publishHybrid(l *simLease) {
 		length = w.r.in(1, length)
 	}
 	partial := !w.pure && length%w.p != 0
+	evicted := w.m.Counters().EvictedRecords
 	slots, ok, err := w.m.Reserve(l.id, partial)
 	if err != nil {
 		failf("reserve of lease %d: %v", l.number, err)
+	}
+	if l.stale && w.m.Counters().EvictedRecords != evicted {
+		failf("reserve of lease %d, whose snapshot is dropped, evicts", l.number)
 	}
 	w.say("lease %d reserves %+v: %v", l.number, slots, ok)
 	if !ok {
