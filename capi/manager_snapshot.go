@@ -48,7 +48,7 @@ func pcgo_manager_reserve(h, lease C.pc_handle, needPartial C.uint32_t, recurren
 }
 
 var noSnapshot = status.New(status.RequestFailed, "no snapshot slot: all are in use, even with every record evicted")
-var noSnapshotForStale = status.New(status.RequestFailed, "no snapshot slot: none is free, and what this lease publishes is dropped, since it was flushed or invalidated: nothing is evicted for it")
+var noSnapshotForStale = status.New(status.RequestFailed, "no snapshot slot: what this lease publishes is dropped, since it was flushed or invalidated, and nothing is evicted for it")
 var noSnapshotInQuota = status.New(status.RequestFailed, "quota: the tenant's leases hold the snapshots that it may hold, and the free slots and its own records do not suffice")
 
 //export pcgo_manager_publish_hybrid

@@ -95,7 +95,7 @@ func TestStagingPagesBeyondEveryNumberCannotBeHad(t *testing.T) {
 // A hit may name one block many times, and many requests may have one: their results may
 // come to more bytes than a number holds, which must not look like a small buffer.
 func TestResultsBeyondEveryNumberAreRefused(t *testing.T) {
-	const block, rowBytes = 1 << 20, 1 << 26
+	const block, rowBytes = 1 << 16, 1 << 26
 	r := newRig(t, Config{NumBlocks: 1, BlockSize: block})
 	id, err := r.c.OpenKey("wide", rowBytes, 0, JoinNextStep)
 	if err != nil {

@@ -166,7 +166,7 @@ def register() -> None:
     except VllmOmniNotFoundError as e:
         logger.log(logging.WARNING if e.__cause__ else logging.DEBUG, "omni cache not installed: %s", e)
     except UnsupportedVllmOmniError as e:
-        logger.error("omni cache not installed, vllm-omni keeps its own: %s", e)
+        logger.error("omni cache not installed, vllm-omni keeps its own: %s", e, exc_info=e.__cause__)
     except Exception:
         logger.exception("omni cache not installed, vllm-omni keeps its own")
 
