@@ -328,4 +328,67 @@ TEST(HandleTest, CallbacksMayAskButNotAct) {
     EXPECT_EQ(c->metrics().activeRequests, 0U);
 }
 
+// The step under way works with the request until it ends. Its end is the end of the request then.
+TEST(HandleTest, DestroyedInsideACallback) {
+    for (std::string const callback : {"reset", "compact", "batch"}) {
+        for (bool const throws : {false, true}) {
+            SCOPED_TRACE(callback + (throws ? ", which throws" : ""));
+            Rig rig;
+            std::vector<int32_t> store(4);
+            Tensor mapping(store.data(), DataType::kInt32, 4);
+            auto begun = rig->beginRequest(admissionOf({tokensOf(6, 1), tokensOf(6, 2)}), kStream);
+            rig.base.onCall = [&](std::string const& call) {
+                if (call == callback) {
+                    EXPECT_THROW(rig->finish(begun.admission->request), std::runtime_error);
+                    begun.admission.reset();
+                    rig.base.failOn = throws ? call : "";
+                }
+            };
+            std::string text;
+            try {
+                auto& r = begun.admission->request;
+                rig->preparePrefill(r);
+                rig->enqueuePrefillCaptures(r);
+                rig->finalizePrefillPublication(r, Advances({6, 6}).list);
+                rig->beginBatchCompaction(r, {-1, 0}, 1, mapping);
+                rig->compactBatch(r);
+            } catch (std::runtime_error const& e) {
+                text = e.what();
+            }
+            EXPECT_EQ(text, throws ? "injected: " + callback
+                                   : "prefixcache: the request handle was destroyed inside a callback of this step");
+            rig.base.onCall = nullptr;
+            rig.base.failOn.clear();
+            EXPECT_EQ(rig->metrics().activeRequests, 0U);
+            EXPECT_EQ(rig->metrics().pools[0].active, 0U);
+            rig->manager().checkInvariants();
+            EXPECT_EQ(serve(*rig, {tokensOf(6, 3)}), std::vector<int32_t>{0});
+        }
+    }
+}
+
+// The same when it is the synchronizer, whose answer decides about the step, but not about the request.
+TEST(HandleTest, DestroyedInsideTheSynchronizer) {
+    for (cudaError_t answer : {cudaSuccess, cudaErrorUnknown}) {
+        Rig rig;
+        ContextCachePhysicalResources const resources{rig.base, rig.table};
+        rig.coordinator.reset();
+        std::unique_ptr<Handle> request;
+        rig.coordinator = std::make_unique<ContextCacheCoordinator>(rig.config, rig.deployment, Kind::kVanilla,
+                                                                    resources, kStream, [&](cudaStream_t) {
+                                                                        request.reset();
+                                                                        return answer;
+                                                                    });
+        auto begun = rig->beginRequest(admissionOf({tokensOf(6)}), kStream);
+        request = std::make_unique<Handle>(std::move(begun.admission->request));
+        rig->preparePrefill(*request);
+        EXPECT_THROW(rig->finish(*request), std::runtime_error);
+        EXPECT_EQ(rig->metrics().poisoned, answer != cudaSuccess);
+        EXPECT_EQ(rig->metrics().quarantinedRequests, answer != cudaSuccess ? 1U : 0U);
+        answer = cudaSuccess;
+        EXPECT_EQ(rig->shutdown(), Status::kOk);
+        EXPECT_EQ(rig->metrics().activeRequests, 0U);
+    }
+}
+
 }  // namespace

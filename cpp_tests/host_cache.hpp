@@ -129,10 +129,14 @@ class HostCache : public HybridCacheManager {
     int32_t activeBatch = 0;
     std::vector<std::string> log;
     std::vector<cudaStream_t> streams;
-    std::string failOn;  // name of the call that throws
+    std::string failOn;                              // name of the call that throws
+    std::function<void(std::string const&)> onCall;  // what else a test does inside a call
 
   private:
     void fault(std::string const& call) const {
+        if (onCall) {
+            onCall(call);
+        }
         if (call == failOn) {
             throw std::runtime_error("injected: " + call);
         }

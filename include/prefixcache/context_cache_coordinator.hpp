@@ -125,7 +125,8 @@ class ContextCacheCoordinator {
     struct BeginRequestResult;
 
     /// The one live request. Move-only. Destroying a handle that was not finished is
-    /// the abnormal exit: drain, then release; nothing more is published.
+    /// the abnormal exit: drain, then release; nothing more is published. From inside a
+    /// callback of a step of it that takes effect when the step ends, which then throws.
     class RequestHandle {
       public:
         struct Impl;
@@ -344,10 +345,14 @@ struct ContextCacheCoordinator::RequestHandle::Impl {
 
   private:
     friend class ContextCacheCoordinator;
+    friend class RequestHandle;
 
     void refresh();
     void refreshSequence(size_t index);
     void retire();  ///< drops the sequences that the compaction retired
+
+    bool inStep = false;    ///< between the first call of a step and its last report
+    bool orphaned = false;  ///< the handle was destroyed meanwhile
 };
 
 }  // namespace prefixcache

@@ -205,18 +205,27 @@ inline uint32_t ContextCacheCoordinator::carryOut(RequestHandle::Impl& impl, pc_
 /// Second half of every step.
 inline ContextCacheCoordinatorStatus ContextCacheCoordinator::complete(RequestHandle::Impl& impl, pc_status status,
                                                                        pc_work& work) {
-    while (status == PC_OK && work.count > 0) {
+    bool const inside = std::exchange(impl.inStep, true);  // a step from inside a callback, which is refused
+    std::exception_ptr thrown;
+    while (status == PC_OK && work.count > 0 && !thrown) {
         uint32_t outcome = PC_WORK_FAILED;
-        std::exception_ptr thrown;
         try {
             outcome = carryOut(impl, work);
         } catch (...) {
             thrown = std::current_exception();
         }
         status = mApi.context_report(mContext, impl.handle, outcome, &work);
-        if (thrown) {
-            std::rethrow_exception(thrown);
+    }
+    impl.inStep = inside;
+    if (impl.orphaned && !inside) {
+        std::unique_ptr<RequestHandle::Impl> const last(&impl);
+        dropped(impl);
+        if (!thrown) {
+            throw std::runtime_error("prefixcache: the request handle was destroyed inside a callback of this step");
         }
+    }
+    if (thrown) {
+        std::rethrow_exception(thrown);
     }
     return static_cast<ContextCacheCoordinatorStatus>(detail::check(mApi, status));
 }
@@ -417,7 +426,9 @@ inline ContextCacheCoordinator::RequestHandle::RequestHandle(std::unique_ptr<Imp
 inline ContextCacheCoordinator::RequestHandle::RequestHandle(RequestHandle&& other) noexcept = default;
 inline bool ContextCacheCoordinator::RequestHandle::valid() const noexcept { return mImpl != nullptr; }
 inline ContextCacheCoordinator::RequestHandle::~RequestHandle() noexcept {
-    if (mImpl) {
+    if (mImpl && mImpl->inStep) {
+        mImpl.release()->orphaned = true;  // the step under way still works with it, and drops it at its end
+    } else if (mImpl) {
         mImpl->owner->dropped(*mImpl);
     }
 }
