@@ -13,6 +13,7 @@ import torch
 
 from prefixcache._device import refuse_capture
 from prefixcache._errors import OmniPrefixCacheUnmatchError, PrefixCacheArgumentError
+from prefixcache._values import misfit
 
 MAX_COUNT = (1 << 63) - 1
 
@@ -111,10 +112,12 @@ def hit_blocks(request: Any, hit_tokens: int, block_size: int) -> array[int]:
             blocks = first
         elif not isinstance(first, Integral) and getattr(first, "ndim", 1) != 0:
             blocks = () if first is None else list(first)
-        return array("q", blocks[: -(-hit_tokens // block_size)])
+        blocks = blocks[: -(-hit_tokens // block_size)]
+        return array("q", blocks)
     except (TypeError, OverflowError) as e:
         raise PrefixCacheArgumentError(
-            f"block_ids of req {request.req_id}: {e}; expected integers, or a list of them for each KV group"
+            f"block_ids of req {request.req_id}{misfit(blocks, 'q')}, expected integers, or a list of them for each"
+            " KV group"
         ) from e
 
 

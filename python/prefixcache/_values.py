@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
+
+
+def misfit(values: Any, code: str) -> str:
+    """Where the first of ``values`` is that no array of this type takes, and which: ``[2]: 'x'``; else all of them."""
+    room = array(code, [0])
+    try:
+        for i, value in enumerate(() if iter(values) is values else values):  # an iterator is used up
+            try:
+                room[0] = value
+            except (TypeError, OverflowError):
+                return f"[{i}]: {value!r}"
+    except TypeError:
+        pass
+    return f": {values!r}"
 
 
 def truth_of(value: Any) -> bool | None:

@@ -304,3 +304,26 @@ def test_the_text_says_argument_value_and_expectation(name: str, argument: str, 
     call, good = CALLS[name]
     with pytest.raises(PrefixCacheError, match=f"^{expected}"):
         call(**good | {argument: None})
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "value", "expected"),
+    [
+        ("append", "token_ids", [1, 2**31], r"token_ids\[1\]: 2147483648, expected integers of 32 bits"),
+        ("append", "token_ids", (1, 2, "x"), r"token_ids\[2\]: 'x', expected integers of 32 bits"),
+        ("append", "token_ids", (t for t in (1, 2.5)), "token_ids: <generator .*, expected integers of 32 bits"),
+        ("set_row", "pages", [0, None], r"pages\[1\]: None, expected integers of 32 bits"),
+        ("model", "layers", [1, -1], r"layers\[1\]: -1, expected integers of 32 bits"),
+        (
+            "admission",
+            "per_position_media_hash",
+            [(1, -1)],
+            r"per_position_media_hash\[0\]: \(1, -1\), expected a pair",
+        ),
+        ("keys", "keys", [HASH, "x"], r"keys\[1\]: 'x', expected a pair of unsigned 64-bit integers"),
+    ],
+)
+def test_one_value_among_many_is_named(name: str, argument: str, value: Any, expected: str) -> None:
+    call, good = CALLS[name]
+    with pytest.raises(PrefixCacheError, match=f"^{expected}"):
+        call(**good | {argument: value})

@@ -269,7 +269,7 @@ def test_block_ids_out_of_range(host, block):
 def test_block_ids_that_are_no_block_ids(host, block):
     host.arrive("B", [0, 1], hit=4)
     host._arrivals[0].block_ids = [[block, 1]]
-    with pytest.raises(PrefixCacheArgumentError, match="block_ids of req B"):
+    with pytest.raises(PrefixCacheArgumentError, match=rf"block_ids of req B\[0\]: {block!r}, expected integers"):
         host.begin({"B": 1})
 
 

@@ -15,7 +15,7 @@ from operator import index
 from typing import Any, TypeVar
 
 from prefixcache import PrefixCacheArgumentError
-from prefixcache._values import truth_of
+from prefixcache._values import misfit, truth_of
 from prefixcache.context import _abi
 from prefixcache.context.types import (
     AdapterIdentity,
@@ -53,7 +53,9 @@ def integers(argument: str, values: Tokens, code: str = "i") -> array[int]:
                 raise PrefixCacheArgumentError(f"{argument}: shape {tuple(shape)}, expected one dimension")
             out.extend(iter(values))
     except (TypeError, OverflowError) as e:
-        raise PrefixCacheArgumentError(f"{argument}: {e}, expected integers of {8 * out.itemsize} bits") from e
+        raise PrefixCacheArgumentError(
+            f"{argument}{misfit(values, code)}, expected integers of {8 * out.itemsize} bits"
+        ) from e
     return out
 
 
@@ -72,12 +74,17 @@ def members(argument: str, value: T, kind: type, *names: str) -> T:
     return value
 
 
-def instances(argument: str, values: Iterable[Any], kind: type[T]) -> list[T]:
-    """``values`` as a list, all of this class."""
+def listed(argument: str, values: Iterable[T], kind: type) -> list[T]:
+    """``values``, which should be of this class, as a list."""
     try:
-        items = list(values)
+        return list(values)
     except TypeError as e:
         raise PrefixCacheArgumentError(f"{argument}: {values!r}, expected a sequence of {kind.__name__}") from e
+
+
+def instances(argument: str, values: Iterable[Any], kind: type[T]) -> list[T]:
+    """``values`` as a list, all of this class."""
+    items = listed(argument, values, kind)
     return [instance(f"{argument}[{i}]", item, kind) for i, item in enumerate(items)]
 
 
@@ -136,13 +143,15 @@ def from_hash(value: _abi.Hash) -> Hash128:
 def hashes(argument: str, values: Iterable[Hash128 | None]) -> array[int]:
     """Digests, high word first. None is the zero digest: "use the token id" (C-7)."""
     out = array("Q")
-    try:
-        for value in values:
+    for i, value in enumerate(listed(argument, values, Hash128)):
+        try:
             high, low = (0, 0) if value is None else value
             out.append(high)
             out.append(low)
-    except (TypeError, ValueError, OverflowError) as e:
-        raise PrefixCacheArgumentError(f"{argument}: {e}, expected pairs of unsigned 64-bit integers") from e
+        except (TypeError, ValueError, OverflowError) as e:
+            raise PrefixCacheArgumentError(
+                f"{argument}[{i}]: {value!r}, expected a pair of unsigned 64-bit integers"
+            ) from e
     return out
 
 
