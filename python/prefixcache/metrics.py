@@ -69,11 +69,12 @@ def _text(value: object) -> bytes:
 class PrometheusCollector:
     """For ``prometheus_client``: ``REGISTRY.register(PrometheusCollector(cache))``.
 
-    Takes what :func:`prometheus_text` takes and keeps the caches alive; unregister it
-    before they are closed.
+    Takes what :func:`prometheus_text` takes, raises what it raises, and keeps the caches
+    alive; unregister it before they are closed.
     """
 
     def __init__(self, *caches: Any, labels: Mapping[str, str] | None = None) -> None:
+        prometheus_text(*caches, labels=labels)  # raises now, rather than in every scrape of the whole server
         self._caches = caches
         self._labels = labels
 

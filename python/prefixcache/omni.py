@@ -93,7 +93,7 @@ class OmniPrefixCacheManager(Staying):
         config = PrefixCacheConfig.of(config)
         self._eager = default_eager() if eager is None else truth("eager", eager, "True, False or None")
         options = config.options(self._eager)
-        if not (hasattr(view, "batch_req_ids") and hasattr(view, "step_slots_cpu")):
+        if not all(callable(getattr(view, name, None)) for name in ("batch_req_ids", "step_slots_cpu")):
             raise PrefixCacheArgumentError(f"view is {view!r}, expected batch_req_ids and step_slots_cpu")
         self._config = config
         self._view = view

@@ -15,13 +15,16 @@ from context_host import Kind, Rig
 from prefixcache import PrefixCacheError
 from prefixcache.context import (
     AdapterIdentity,
+    AttentionLayerBuffers,
     AttentionShape,
     BlockKeyExtras,
     BlockKeySequence,
     CacheResourceType,
     ContextCacheBatchAdmission,
+    ContextCacheConfig,
     ContextCacheCoordinator,
     ContextCacheManager,
+    ContextCachePhysicalResources,
     ContextCacheSequenceAdmission,
     ContextCacheSequenceAdvance,
     DeploymentConfig,
@@ -32,13 +35,14 @@ from prefixcache.context import (
     KVPageTable,
     MediaSpan,
     ModelConfig,
+    RecurrentLayerBuffers,
     RecurrentShape,
     SpecConfig,
     digest_bytes,
     digest_sequence,
     validate_context_cache_deployment,
 )
-from prefixcache.metrics import prometheus_text
+from prefixcache.metrics import PrometheusCollector, prometheus_text
 
 WRONG = [
     None,
@@ -129,6 +133,50 @@ def coordinator(**arguments: Any) -> None:
         rig.close()
 
 
+def make_cache(**members: Any) -> HostCacheManager:
+    """A cache of a runtime, some of whose members are others."""
+    cache = HostCacheManager(
+        num_pages=4,
+        max_batch_size=2,
+        max_pages_per_seq=2,
+        tokens_per_page=4,
+        attention=[AttentionShape(1, 1)],
+        recurrent=[RecurrentShape(1, 1, 1, 1, 2)],
+    )
+    for name, value in members.items():
+        setattr(cache, name, value)
+    return cache
+
+
+def make_coordinator(synchronizer: Any = None, **members: Any) -> None:
+    config = ContextCacheConfig(enabled=True, tokens_per_page=4, recurrent_snapshot_budget_bytes=64)
+    config.partial_kv_snapshot_budget_bytes = 64
+    with KVPageTable(2, 2, 4) as table:
+        resources = ContextCachePhysicalResources(make_cache(**members), table)
+        deployment = DeploymentConfig(ModelConfig(max_batch_size=2))
+        ContextCacheCoordinator(config, deployment, Kind.HYBRID, resources, synchronizer=synchronizer).close()
+
+
+def attention(**fields: Any) -> None:
+    make_coordinator(attention_layers=lambda: [AttentionLayerBuffers(**fields)])
+
+
+def recurrent(**fields: Any) -> None:
+    make_coordinator(recurrent_layers=lambda: [RecurrentLayerBuffers(**fields)])
+
+
+def shapes(kind: str, shape: type) -> Callable[..., Any]:
+    return lambda **fields: HostCacheManager(max_batch_size=2, num_pages=1, **{kind: [shape(**fields)]})
+
+
+def move_slot_state(**arguments: Any) -> None:
+    rig = Rig(Kind.VANILLA)
+    try:
+        rig.coordinator.move_slot_state(**arguments)
+    finally:
+        rig.close()
+
+
 def validate(**model: Any) -> None:
     validate_context_cache_deployment(DeploymentConfig(ModelConfig(**model)))
 
@@ -140,6 +188,10 @@ def text(**arguments: Any) -> None:
 
 
 ADVANCE = [ContextCacheSequenceAdvance([1], 3)]
+SIZES = dict.fromkeys(("heads", "head_dim", "state_size", "conv_dim", "conv_kernel"), 2) | {
+    "state_type": 2,
+    "conv_type": 0,
+}
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "manager": (
         lambda **k: make_manager(**k).close(),
@@ -266,7 +318,28 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         ContextCacheCoordinator,
         {"config": None, "deployment": None, "deployment_kind": 0, "resources": None, "stream": 0},
     ),
+    "made": (
+        make_coordinator,
+        {"synchronizer": None, "num_pages": 4, "max_batch_size": 2, "padded_capacity": 8}
+        | dict.fromkeys(("reset_for_new_sequences", "compact_slot_state", "set_active_batch_size"), print)
+        | {"attention_layers": make_cache().attention_layers, "recurrent_layers": make_cache().recurrent_layers},
+    ),
+    "attention_layers": (lambda **k: make_coordinator(attention_layers=lambda: k["layers"]), {"layers": []}),
+    "recurrent_layers": (lambda **k: make_coordinator(recurrent_layers=lambda: k["layers"]), {"layers": []}),
+    "attention_buffers": (attention, {"k_base": 4096, "kv_heads": 1, "head_dim": 2, "type": 0}),
+    "recurrent_buffers": (recurrent, {"state_base": 4096, "conv_base": 8192} | SIZES),
+    "attention_shape": (shapes("attention", AttentionShape), {"kv_heads": 1, "head_dim": 1, "type": 0}),
+    "recurrent_shape": (shapes("recurrent", RecurrentShape), SIZES),
+    "k_token": (make_cache().k_token, {"page": 7, "index": 3, "layer": 0}),
+    "state_of": (make_cache().state_of, {"slot": 1, "layer": 0}),
+    "conv_of": (make_cache().conv_of, {"slot": 1, "layer": 0}),
+    "token_bytes": (make_cache().token_bytes, {"layer": 0}),
+    "page_bytes": (make_cache().page_bytes, {"layer": 0}),
+    "state_bytes": (make_cache().state_bytes, {"layer": 0}),
+    "conv_bytes": (make_cache().conv_bytes, {"layer": 0}),
+    "move_slot_state": (move_slot_state, {"old_to_new": [0], "draft": False, "lengths": 0}),
     "metrics": (text, {"caches": None, "labels": None, "own": {}}),
+    "collector": (PrometheusCollector, {"labels": {}}),
 }
 
 
@@ -298,6 +371,11 @@ def test_wrong_types_are_named(name: str) -> None:
         ("coordinator", "config", "config: None, expected a ContextCacheConfig"),
         ("set_rows", "updates", "updates: None, expected pairs of a slot and its pages"),
         ("digest_bytes", "data", "data: None, expected a buffer of bytes"),
+        ("append", "token_ids", "token_ids: None, expected integers of 32 bits"),
+        ("attention_shape", "kv_heads", r"attention\[0\].kv_heads: None, expected an integer"),
+        ("recurrent_buffers", "conv_base", "conv_base: None, expected an integer"),
+        ("recurrent_layers", "layers", r"resources.base_cache.recurrent_layers\(\): None, expected a sequence of"),
+        ("made", "compact_slot_state", "resources.base_cache: .*, expected a .*, which has compact_slot_state"),
     ],
 )
 def test_the_text_says_argument_value_and_expectation(name: str, argument: str, expected: str) -> None:
@@ -321,6 +399,12 @@ def test_the_text_says_argument_value_and_expectation(name: str, argument: str, 
             r"per_position_media_hash\[0\]: \(1, -1\), expected a pair",
         ),
         ("keys", "keys", [HASH, "x"], r"keys\[1\]: 'x', expected a pair of unsigned 64-bit integers"),
+        ("made", "synchronizer", 0, "synchronizer: 0, expected a function of the stream, or None"),
+        ("attention_buffers", "k_base", 2**64 + 4096, "k_base: 18446744073709555712, expected 0 to"),
+        ("k_token", "page", -1, "page: -1, expected 0 to 7"),
+        ("k_token", "index", 4, "index: 4, expected 0 to 3"),
+        ("state_of", "slot", 2, "slot: 2, expected 0 to 1"),
+        ("conv_of", "layer", 1, "layer: 1, expected 0 to 0"),
     ],
 )
 def test_one_value_among_many_is_named(name: str, argument: str, value: Any, expected: str) -> None:

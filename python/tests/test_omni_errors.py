@@ -344,7 +344,9 @@ def test_configuration_and_policy_may_be_of_the_host_s_own_classes(host):
     assert host.manager.stats()["pending_writes"] == 1
 
 
-@pytest.mark.parametrize("view", [None, object(), SimpleNamespace(batch_req_ids=list)])
+@pytest.mark.parametrize(
+    "view", [None, object(), SimpleNamespace(batch_req_ids=list), SimpleNamespace(batch_req_ids=list, step_slots_cpu=5)]
+)
 def test_a_view_that_is_none(view):
     with pytest.raises(PrefixCacheArgumentError, match=r"view is .*, expected batch_req_ids and step_slots_cpu"):
         OmniPrefixCacheManager(PrefixCacheConfig(num_blocks=4, block_size=4), view)

@@ -68,8 +68,11 @@ def instance(argument: str, value: Any, kind: type[T]) -> T:
 
 def members(argument: str, value: T, kind: type, *names: str) -> T:
     """``value`` if it has these of the members of ``kind``, which it need not be derived from."""
-    missing = ", ".join(name for name in names if not hasattr(value, name))
-    if missing:
+    lacking = [name for name in names if not hasattr(value, name)]
+    calls = [name for name in names if name not in lacking and callable(getattr(kind, name, None))]
+    lacking += [f"{name}()" for name in calls if not callable(getattr(value, name))]
+    if lacking:
+        missing = ", ".join(lacking)
         raise PrefixCacheArgumentError(f"{argument}: {value!r}, expected a {kind.__name__}, which has {missing}")
     return value
 

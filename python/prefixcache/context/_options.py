@@ -9,7 +9,7 @@ from typing import Any
 from prefixcache import PrefixCacheArgumentError
 from prefixcache._staying import closed
 from prefixcache.context import _abi
-from prefixcache.context._arguments import flag, instance, int32, integer, members
+from prefixcache.context._arguments import flag, instance, int32, integer, listed, members
 from prefixcache.context.cache import (
     AttentionLayerBuffers,
     AttentionShape,
@@ -98,10 +98,14 @@ class ContextOptionsArgument:
         if not layers:
             return out
         attention, recurrent = [], []
-        for i, a in enumerate(cache.attention_layers()):
+        for i, a in enumerate(
+            listed(f"{argument}.attention_layers()", cache.attention_layers(), AttentionLayerBuffers)
+        ):
             members(f"{argument}.attention_layers()[{i}]", a, AttentionLayerBuffers, *_names(AttentionLayerBuffers))
             attention.append(attention_layer(AttentionShape(a.kv_heads, a.head_dim, a.type), a.k_base))
-        for i, r in enumerate(cache.recurrent_layers()):
+        for i, r in enumerate(
+            listed(f"{argument}.recurrent_layers()", cache.recurrent_layers(), RecurrentLayerBuffers)
+        ):
             members(f"{argument}.recurrent_layers()[{i}]", r, RecurrentLayerBuffers, *_names(RecurrentLayerBuffers))
             shape = RecurrentShape(
                 r.heads, r.head_dim, r.state_size, r.conv_dim, r.conv_kernel, r.state_type, r.conv_type

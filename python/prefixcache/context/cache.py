@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from prefixcache import PrefixCacheMemoryError
-from prefixcache.context._arguments import instances, integer
+from prefixcache.context._arguments import instances, integer, member
 from prefixcache.context.table import KVPageTable
 
 
@@ -28,6 +28,7 @@ class DataType(IntEnum):
     INT8 = 4
 
 
+T = TypeVar("T", "AttentionShape", "RecurrentShape")
 SIZE_OF = {DataType.HALF: 2, DataType.BFLOAT16: 2, DataType.FLOAT: 4, DataType.FP8: 1, DataType.INT8: 1}
 
 
@@ -165,8 +166,8 @@ class HostCacheManager:
         self.max_batch_size = max_batch_size
         self.padded_capacity = max_pages_per_seq * tokens_per_page
         self.tokens_per_page = tokens_per_page
-        self.attention = instances("attention", attention, AttentionShape)
-        self.recurrent = instances("recurrent", recurrent, RecurrentShape)
+        self.attention = _shapes("attention", attention, AttentionShape)
+        self.recurrent = _shapes("recurrent", recurrent, RecurrentShape)
         self.kv = [_memory(2 * num_pages * self.page_bytes(i)) for i in range(len(self.attention))]
         self.state = [_memory(max_batch_size * self.state_bytes(i)) for i in range(len(self.recurrent))]
         self.conv = [_memory(max_batch_size * self.conv_bytes(i)) for i in range(len(self.recurrent))]
@@ -175,7 +176,7 @@ class HostCacheManager:
 
     def token_bytes(self, layer: int = 0) -> int:
         """Bytes of one token in one pool of a layer."""
-        shape = self.attention[layer]
+        shape = self.attention[_index("layer", layer, len(self.attention))]
         return shape.kv_heads * shape.head_dim * SIZE_OF[shape.type]
 
     def page_bytes(self, layer: int = 0) -> int:
@@ -184,12 +185,12 @@ class HostCacheManager:
 
     def state_bytes(self, layer: int = 0) -> int:
         """Bytes of the state of one slot in one layer."""
-        shape = self.recurrent[layer]
+        shape = self.recurrent[_index("layer", layer, len(self.recurrent))]
         return shape.heads * shape.head_dim * shape.state_size * SIZE_OF[shape.state_type]
 
     def conv_bytes(self, layer: int = 0) -> int:
         """Bytes of the convolution state of one slot in one layer."""
-        shape = self.recurrent[layer]
+        shape = self.recurrent[_index("layer", layer, len(self.recurrent))]
         return shape.conv_dim * shape.conv_kernel * SIZE_OF[shape.conv_type]
 
     def recurrent_slot_bytes(self) -> int:
@@ -203,17 +204,18 @@ class HostCacheManager:
     def k_token(self, page: int, index: int, layer: int = 0) -> memoryview:
         """Writable bytes of one token in a page; a V page is ``page + num_pages``."""
         size = self.token_bytes(layer)
-        at = page * self.page_bytes(layer) + index * size
+        page, index = _index("page", page, 2 * self.num_pages), _index("index", index, self.tokens_per_page)
+        at = (page * self.tokens_per_page + index) * size
         return memoryview(self.kv[layer]).cast("B")[at : at + size]
 
     def state_of(self, slot: int, layer: int = 0) -> memoryview:
         """Writable bytes of the state of a slot."""
-        size = self.state_bytes(layer)
+        size, slot = self.state_bytes(layer), _index("slot", slot, self.max_batch_size)
         return memoryview(self.state[layer]).cast("B")[slot * size : (slot + 1) * size]
 
     def conv_of(self, slot: int, layer: int = 0) -> memoryview:
         """Writable bytes of the convolution state of a slot."""
-        size = self.conv_bytes(layer)
+        size, slot = self.conv_bytes(layer), _index("slot", slot, self.max_batch_size)
         return memoryview(self.conv[layer]).cast("B")[slot * size : (slot + 1) * size]
 
     def attention_layers(self) -> list[AttentionLayerBuffers]:
@@ -256,6 +258,23 @@ class HostCacheManager:
 
     def set_active_batch_size(self, batch_size: int) -> None:
         self.active_batch = batch_size
+
+
+def _shapes(argument: str, values: Sequence[T], kind: type[T]) -> list[T]:
+    """``values`` as shapes whose sizes and element types can be multiplied."""
+    out = []
+    for i, shape in enumerate(instances(argument, values, kind)):
+        read: dict[str, Any] = {}
+        for name in (f.name for f in fields(kind)):
+            what, value = f"{argument}[{i}].{name}", getattr(shape, name)
+            read[name] = member(what, value, DataType) if name.endswith("type") else integer(what, value, 0, 2**31 - 1)
+        out.append(replace(shape, **read))
+    return out
+
+
+def _index(argument: str, value: int, count: int) -> int:
+    """A number from 0 up; a negative one, as in the unused places of a row, is none from behind."""
+    return integer(argument, value, 0, count - 1)
 
 
 def _memory(size: int) -> Any:

@@ -20,6 +20,7 @@ from prefixcache.context._arguments import (
     AdmissionArgument,
     AdvanceArgument,
     address,
+    flag,
     instance,
     int32,
     integer,
@@ -85,6 +86,10 @@ class ContextCacheCoordinator(Handle, Closing):
         instance("config", config, ContextCacheConfig)
         instance("deployment", deployment, DeploymentConfig)
         instance("resources", resources, ContextCachePhysicalResources)
+        if synchronizer is not None and not callable(synchronizer):
+            raise PrefixCacheArgumentError(
+                f"synchronizer: {synchronizer!r}, expected a function of the stream, or None"
+            )
         self._library = _abi.load()
         self._handle = ctypes.c_uint64()
         self._resources = resources
@@ -244,7 +249,7 @@ class ContextCacheCoordinator(Handle, Closing):
         state (base cache only) and the int32 at the address ``lengths`` with ordered
         copies on the stream. To be called from inside that callback."""
         mapping = integers("old_to_new", old_to_new)
-        model, at = (_abi.DRAFT if draft else _abi.BASE), uint64("lengths", lengths)
+        model, at = (_abi.DRAFT if flag("draft", draft) else _abi.BASE), uint64("lengths", lengths)
         self._check(self._library.context_move_slots(self.handle, model, address(mapping), len(mapping), at))
 
     def finish(self, request: RequestHandle) -> Status:

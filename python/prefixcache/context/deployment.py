@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from prefixcache import PrefixCacheArgumentError
 from prefixcache.context import _abi
-from prefixcache.context._arguments import address, flag, instance, int32, integer, integers
+from prefixcache.context._arguments import address, flag, instance, int32, integer, integers, uint64
 from prefixcache.context.cache import AttentionShape, DataType, RecurrentShape
 from prefixcache.context.types import ContextCacheDeploymentKind
 
@@ -107,7 +107,7 @@ def validate_context_cache_deployment(
 def attention_layer(shape: AttentionShape, k_address: int = 0) -> _abi.AttentionLayer:
     """A pc_attention_layer; without an address for the gate, which looks at shapes."""
     return _abi.AttentionLayer(
-        k_address=k_address,
+        k_address=uint64("k_base", k_address),
         kv_heads=int32("kv_heads", shape.kv_heads),
         head_dim=int32("head_dim", shape.head_dim),
         type=integer("type", shape.type, 0, 2**32 - 1),
@@ -117,8 +117,8 @@ def attention_layer(shape: AttentionShape, k_address: int = 0) -> _abi.Attention
 def recurrent_layer(shape: RecurrentShape, state_address: int = 0, conv_address: int = 0) -> _abi.RecurrentLayer:
     """A pc_recurrent_layer; without addresses for the gate, which looks at shapes."""
     return _abi.RecurrentLayer(
-        state_address=state_address,
-        conv_address=conv_address,
+        state_address=uint64("state_base", state_address),
+        conv_address=uint64("conv_base", conv_address),
         heads=int32("heads", shape.heads),
         head_dim=int32("head_dim", shape.head_dim),
         state_size=int32("state_size", shape.state_size),
