@@ -2,6 +2,7 @@
 # Compile every public header alone, in every language version it promises.
 # usage: check_headers.sh COMPILER INCLUDE_DIR
 set -eu
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 compiler=$1 include=$2
 command -v "$compiler" >/dev/null || { echo "$compiler is missing (as root: apt-get install $compiler)" >&2; exit 1; }
 flags="-Wall -Wextra -Wpedantic -Werror -fsyntax-only -I$include"

@@ -3,6 +3,7 @@
 # find_package and through pkg-config; run what was built.
 # usage: check_install.sh BUILD_DIR SCRATCH_DIR CMAKE
 set -eu
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 build=$1 scratch=$2 cmake=$3
 rm -rf "$scratch"
 mkdir -p "$scratch/project"

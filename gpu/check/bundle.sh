@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Packs what gpu_check.py needs into build/gpu-check.tar.gz: a folder prefixcache with
 # the layout of the repository and, where ../shared has it, the original manager beside it.
+# usage: bundle.sh
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
+[ $# = 0 ] || { echo "bundle: the argument is '$1', expected none" >&2; exit 2; }
 cd "$(dirname "$0")/../.."
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 from wheel_host import REPOSITORY, clean_environment, run
 
-SCRIPTS = sorted(p for p in (REPOSITORY / "scripts").glob("*.sh") if p.name != "run.sh")  # which answers as the replay
+FOLDERS = ("scripts", "gpu/check", "cpp_tests")
+SCRIPTS = sorted(p for folder in FOLDERS for p in (REPOSITORY / folder).glob("*.sh") if p.name != "run.sh")  # see below
 
 
 # ------------------------------------------------------------------ the folder
@@ -127,9 +128,10 @@ def test_help_of_a_run_is_that_of_the_replay_and_starts_no_second_half():
     assert "--sweep" in done.stdout and "context cache: the C++" not in done.stdout
 
 
-@pytest.mark.parametrize("name", ["bench", "hosts", "lint", "third_party_licenses", "wheel"])
+@pytest.mark.parametrize("name", ["bench", "hosts", "lint", "third_party_licenses", "wheel", "bundle"])
 def test_a_script_without_arguments_refuses_one(name):
-    done = run("bash", f"scripts/{name}.sh", "now", cwd=REPOSITORY)
+    (script,) = (p for p in SCRIPTS if p.stem == name)
+    done = run("bash", script, "now", cwd=REPOSITORY)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"{name}: the argument is 'now', expected none\n"
 
