@@ -1,9 +1,12 @@
 // What a coordinator shows: records, pools, lookups, reasons; identity; invalidation;
 // the deployment gate.
 #include <gtest/gtest.h>
+#include <prefixcache/metrics.hpp>
 
 #include <atomic>
 #include <set>
+#include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "host_cache.hpp"
@@ -52,6 +55,28 @@ TEST(View, RecordsAreWholeBesideAThreadThatEvicts) {
     evicting.join();
 }
 
+/// The text of the exception that a call throws.
+template <typename Call>
+std::string refusal(Call call) {
+    try {
+        call();
+    } catch (std::runtime_error const& e) {
+        return e.what();
+    }
+    return "nothing was thrown";
+}
+
+TEST(View, ALabelIsWrittenWholeOrRefused) {
+    Rig rig;
+    std::string const cut("a\0b", 3);
+    EXPECT_NE(metricsText({{handleOf(*rig), {{"engine", "a"}}}}).find("engine=\"a\""), std::string::npos);
+    EXPECT_EQ(refusal([&] {
+                  metricsText({{handleOf(*rig), {}}, {handleOf(*rig), {{"engine", cut}}}});
+              }),
+              "prefixcache: sources[1]: the label engine has a zero byte, expected text");
+    EXPECT_THROW(metricsText({{handleOf(*rig), {{cut, "a"}}}}), std::runtime_error);
+}
+
 TEST(View, C68_ReferencesFollowLeasesAndRecords) {
     Rig rig;
     serve(*rig, {tokensOf(8)});
@@ -66,7 +91,8 @@ TEST(View, C68_ReferencesFollowLeasesAndRecords) {
     EXPECT_EQ(active[static_cast<size_t>(page)], 2);
     EXPECT_EQ(cached[static_cast<size_t>(page)], 1);
     EXPECT_THROW(pools.activeReferences(CacheResourceType::kBasePage, 32), std::runtime_error);
-    EXPECT_THROW(pools.activeReferences(CacheResourceType::kBasePage, -1), std::runtime_error);
+    EXPECT_EQ(refusal([&] { pools.activeReferences(CacheResourceType::kBasePage, -1); }),
+              "prefixcache: slot is -1, expected >= 0");
     rig->finish(admitted.request);
 }
 
@@ -100,6 +126,7 @@ TEST(View, TenantsHaveQuotasAndCounters) {
         EXPECT_LE(t.pages, t.quota_pages);
     }
     EXPECT_THROW(rig->manager().setQuota(one, 1001), std::runtime_error);
+    EXPECT_EQ(refusal([&] { rig->manager().setQuota(one, -1); }), "prefixcache: perMille is -1, expected 0 to 1000");
     rig->manager().checkInvariants();
     // A batch beyond the quota of its tenant is refused, and says so.
     ContextCacheBatchAdmission admission;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -144,10 +145,12 @@ class ContextCacheManager {
 
         int32_t reference(CacheResourceType type, int32_t slot, bool active) const {
             int32_t value = 0;
-            detail::check(mManager.mApi,
-                          mManager.mApi.manager_references(mManager.mHandle, static_cast<uint32_t>(type),
-                                                           slot < 0 ? UINT64_MAX : static_cast<uint64_t>(slot),
-                                                           active ? &value : nullptr, active ? nullptr : &value, 1));
+            if (slot < 0) {  // in the C ABI it is unsigned
+                throw std::runtime_error("prefixcache: slot is " + std::to_string(slot) + ", expected >= 0");
+            }
+            detail::check(mManager.mApi, mManager.mApi.manager_references(
+                                             mManager.mHandle, static_cast<uint32_t>(type), static_cast<uint64_t>(slot),
+                                             active ? &value : nullptr, active ? nullptr : &value, 1));
             return value;
         }
 
@@ -225,6 +228,9 @@ class ContextCacheManager {
 
     /// The share of one tenant, in per mille of pages and records; 0: the default again.
     void setQuota(std::optional<Hash128> const& isolation, int32_t perMille) const {
+        if (perMille < 0) {  // in the C ABI it is unsigned
+            throw std::runtime_error("prefixcache: perMille is " + std::to_string(perMille) + ", expected 0 to 1000");
+        }
         pc_hash128 const key = isolation ? detail::SequenceArguments::toC(*isolation) : pc_hash128{};
         detail::check(mApi,
                       mApi.manager_set_quota(mHandle, isolation ? &key : nullptr, static_cast<uint32_t>(perMille)));

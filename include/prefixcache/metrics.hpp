@@ -7,6 +7,7 @@
 #ifndef PREFIXCACHE_METRICS_HPP
 #define PREFIXCACHE_METRICS_HPP
 
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,10 @@ inline std::string metricsText(std::vector<MetricsSource> const& sources) {
     std::vector<pc_metrics_source> raw(sources.size());
     for (size_t i = 0; i < sources.size(); ++i) {
         for (auto const& label : sources[i].labels) {
+            if ((label.first + label.second).find('\0') != std::string::npos) {  // where a C string would end
+                throw std::runtime_error("prefixcache: sources[" + std::to_string(i) + "]: the label " +
+                                         label.first.c_str() + " has a zero byte, expected text");
+            }
             labels[i].push_back({label.first.c_str(), label.second.c_str()});
         }
         raw[i] = {sources[i].cache, labels[i].data(), labels[i].size()};
