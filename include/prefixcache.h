@@ -31,8 +31,8 @@
  * Memory that cannot be had is PC_ERROR_OUT_OF_MEMORY, with the bytes in the text,
  * and nothing changed; smaller sizes may then work. Advice that the system refuses
  * (huge pages, core dumps, fork) is one line at PC_LOG_WARNING for each kind. The Go
- * runtime inside ends the process when small allocations of its own fail: leave
- * some room under a memory limit.
+ * runtime inside ends the process when small allocations of its own fail, or when it
+ * gets no thread: leave some room under limits of memory and of threads.
  *
  * Fork rule: in a child of fork every call returns PC_ERROR_FORKED. Start
  * workers with spawn, or load the library after the fork.
