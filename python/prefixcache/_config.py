@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -201,11 +202,9 @@ class ModelCachePolicy:
         """Reads ``requires_full_prefix_cached_hidden_states`` (default True) and
         ``deferred_prefix_cache_mm_keys`` (iterable or None) of a model."""
         keys = getattr(model, "deferred_prefix_cache_mm_keys", None) or ()
-        if isinstance(keys, str) or not isinstance(keys, Iterable):  # a text would be a set of letters
-            raise PrefixCacheArgumentError(f"deferred_prefix_cache_mm_keys is {keys!r}, expected names")
         return cls(
             needs_full_hidden_states=bool(getattr(model, "requires_full_prefix_cached_hidden_states", True)),
-            deferred_keys=frozenset(keys),
+            deferred_keys=_names("deferred_prefix_cache_mm_keys", keys),
         )
 
     @classmethod
@@ -213,10 +212,17 @@ class ModelCachePolicy:
         """A policy of the host's own class as ours. Raises PrefixCacheArgumentError for anything else."""
         if not hasattr(policy, "needs_full_hidden_states") or not hasattr(policy, "deferred_keys"):
             raise PrefixCacheArgumentError(f"policy is {policy!r}, expected a ModelCachePolicy")
-        keys = policy.deferred_keys
-        if isinstance(keys, str) or not isinstance(keys, Iterable):
-            raise PrefixCacheArgumentError(f"policy.deferred_keys is {keys!r}, expected a set of names")
-        return cls(needs_full_hidden_states=bool(policy.needs_full_hidden_states), deferred_keys=frozenset(keys))
+        return cls(
+            needs_full_hidden_states=truth("policy.needs_full_hidden_states", policy.needs_full_hidden_states),
+            deferred_keys=_names("policy.deferred_keys", policy.deferred_keys),
+        )
+
+
+def _names(argument: str, keys: Any) -> frozenset[str]:
+    if not isinstance(keys, str):  # a text would be a set of letters
+        with suppress(TypeError):
+            return frozenset(keys)
+    raise PrefixCacheArgumentError(f"{argument} is {keys!r}, expected a set of names")
 
 
 class StageCacheOutputs(NamedTuple):

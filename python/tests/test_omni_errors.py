@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -312,6 +313,9 @@ def test_ids_to_materialize_that_cannot_be_meant(host, ids):
         ModelCachePolicy(deferred_keys="codes"),
         ModelCachePolicy(deferred_keys=None),
         ModelCachePolicy(deferred_keys=7),
+        ModelCachePolicy(deferred_keys=[["codes"]]),
+        ModelCachePolicy(needs_full_hidden_states="no"),
+        ModelCachePolicy(needs_full_hidden_states=2),
     ],
 )
 def test_a_policy_that_cannot_be_meant(host, policy):
@@ -320,10 +324,13 @@ def test_a_policy_that_cannot_be_meant(host, policy):
     assert host.manager._policy == host.policy
 
 
-def test_deferred_names_of_a_model_are_not_one_text():
-    # A set of its letters would defer nothing.
-    model = SimpleNamespace(deferred_prefix_cache_mm_keys="codes")
-    with pytest.raises(PrefixCacheArgumentError, match="deferred_prefix_cache_mm_keys is 'codes', expected"):
+@pytest.mark.parametrize("names", ["codes", 7, [["codes"]]])
+def test_deferred_names_of_a_model_are_a_set_of_names(names):
+    # Of one text that would be a set of its letters, which would defer nothing.
+    model = SimpleNamespace(deferred_prefix_cache_mm_keys=names)
+    with pytest.raises(
+        PrefixCacheArgumentError, match=rf"deferred_prefix_cache_mm_keys is {re.escape(repr(names))}, expected a set"
+    ):
         ModelCachePolicy.from_model(model)
 
 
