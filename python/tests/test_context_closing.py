@@ -173,3 +173,31 @@ def test_base_and_draft_have_a_table_each():
     with pytest.raises(PrefixCacheError, match=r"options\.draft\.table: 0x[0-9a-f]+, the table of options\.base"):
         ContextCacheCoordinator(ContextCacheConfig(enabled=True), deployment, Kind.EAGLE, resources)
     table.close()  # which is nobody's
+
+
+def test_what_ends_a_with_block_goes_on_where_its_end_is_refused():
+    """Ctrl-C is still Ctrl-C to who waits for it, though a live request keeps the coordinator, and that its table."""
+    rig = Rig(Kind.VANILLA)
+    with pytest.raises(KeyboardInterrupt) as e, rig.table, rig.coordinator:
+        live = rig.begin([1, 2, 3])
+        raise KeyboardInterrupt
+    coordinator, table = e.value.__notes__
+    assert "live or quarantined" in coordinator and "use" in table
+    with pytest.raises(PrefixCacheError, match="live or quarantined"), rig.coordinator:
+        pass
+    live.request.close()
+    rig.close()
+
+
+def test_a_lease_that_ends_with_an_error_lets_it_pass():
+    m = manager()
+    lease = m.acquire([1, 2]).lease
+    twin = type(lease)(m, type(lease._handle)(lease.handle))
+    lease.release()
+    with pytest.raises(KeyError) as e, twin:
+        raise KeyError
+    assert "stale" in e.value.__notes__[0]
+    with pytest.raises(PrefixCacheError, match="stale"), twin:
+        pass
+    twin._handle.value = 0
+    m.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Self
 
-from prefixcache import _ffi
+from prefixcache import PrefixCacheError, _ffi
 from prefixcache._errors import BAD_HANDLE
 from prefixcache._staying import Staying, closed
 
@@ -33,5 +34,15 @@ class Closing(Staying):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        left(self.close, error)
+
+
+def left(end: Callable[[], None], error: BaseException | None) -> None:
+    """The end of a ``with`` block. What ended the block goes on, also where its cause keeps ``end`` from working."""
+    try:
+        end()
+    except PrefixCacheError as e:
+        if error is None:
+            raise
+        error.add_note(f"at the end of the with block: {e}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from prefixcache._staying import Staying
 from prefixcache.context import _abi
+from prefixcache.context._closing import left
 from prefixcache.context.types import AcquireStatus, ReusePlan
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class CacheRequestLease(Staying):
     def __enter__(self) -> CacheRequestLease:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.release()
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        left(self.release, error)
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
