@@ -25,6 +25,7 @@ from prefixcache.context import (
     DeploymentConfig,
     Hash128,
     HostCacheManager,
+    HybridCacheManager,
     KVPageTable,
     LayerKind,
     MediaSpan,
@@ -397,12 +398,17 @@ class Partial:
                 setattr(self, name, lambda *_: None)
 
 
+class Derived(Partial, HybridCacheManager):
+    """The same, and what it lacks is inherited from the protocol, where it does nothing."""
+
+
 @pytest.mark.parametrize(
     ("cache", "missing"),
     [
         (object(), "num_pages, max_batch_size, padded_capacity, reset_for_new_sequences"),
         (None, "num_pages"),
         (Partial("compact_slot_state"), "a HybridCacheManager, which has compact_slot_state$"),
+        (Derived("compact_slot_state"), "a HybridCacheManager, which has compact_slot_state$"),
     ],
 )
 def test_resources_without_a_member_name_it(cache, missing):
@@ -416,9 +422,10 @@ def test_layers_are_asked_for_where_they_are_looked_at():
     """Of a vanilla model nobody asks for them; those of a hybrid one name what they lack."""
     deployment = DeploymentConfig(ModelConfig(max_batch_size=2))
     table = KVPageTable(2, 4, 16)
-    ContextCacheCoordinator(
-        ContextCacheConfig(enabled=True), deployment, Kind.VANILLA, ContextCachePhysicalResources(Partial(), table)
-    ).close()
+    for own in (Partial(), Derived()):
+        ContextCacheCoordinator(
+            ContextCacheConfig(enabled=True), deployment, Kind.VANILLA, ContextCachePhysicalResources(own, table)
+        ).close()
 
     def hybrid(cache):
         ContextCacheCoordinator(

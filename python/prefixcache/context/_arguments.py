@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from operator import index
+from types import FunctionType
 from typing import Any, TypeVar
 
 from prefixcache import PrefixCacheArgumentError
@@ -67,14 +68,24 @@ def instance(argument: str, value: Any, kind: type[T]) -> T:
 
 
 def members(argument: str, value: T, kind: type, *names: str) -> T:
-    """``value`` if it has these of the members of ``kind``, which it need not be derived from."""
-    lacking = [name for name in names if not hasattr(value, name)]
+    """``value`` if it has these of the members of ``kind``, which it need not be derived from.
+
+    What it inherits from a protocol does nothing, so that it lacks that.
+    """
+    lacking = [name for name in names if _inherits(value, kind, name) or not hasattr(value, name)]
     calls = [name for name in names if name not in lacking and callable(getattr(kind, name, None))]
     lacking += [f"{name}()" for name in calls if not callable(getattr(value, name))]
     if lacking:
         missing = ", ".join(lacking)
         raise PrefixCacheArgumentError(f"{argument}: {value!r}, expected a {kind.__name__}, which has {missing}")
     return value
+
+
+def _inherits(value: Any, kind: type, name: str) -> bool:
+    ours = getattr(kind, name, None)
+    if isinstance(ours, property):
+        return getattr(type(value), name, None) is ours
+    return isinstance(ours, FunctionType) and getattr(getattr(value, name, None), "__func__", None) is ours
 
 
 def listed(argument: str, values: Iterable[T], kind: type) -> list[T]:
