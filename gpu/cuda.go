@@ -52,7 +52,9 @@ func OpenCUDA(s Stream) (*CUDA, error) {
 	if d.ctx == 0 && s > PerThreadStream {
 		// Threads share a context without all having it current.
 		var code int
-		if d.ctx, code = streamContext(s); code != 0 {
+		if d.ctx, code = streamContext(s); code == invalidHandle {
+			return nil, noStream("open", "cuStreamGetCtx", code, s)
+		} else if code != 0 {
 			return nil, cudaError("cuStreamGetCtx", code, "stream %#x", uintptr(s))
 		}
 		if err := cu.SetCurrentContext(d.ctx.cu()); err != nil {

@@ -101,6 +101,33 @@ func TestAdmission_LegacyStreamWhileAnotherCaptures(t *testing.T) {
 	f.close(t)
 }
 
+// Where the driver notices: it need not.
+func TestAdmission_DestroyedStream(t *testing.T) {
+	f := newFixture(t, 1)
+	gone := must[gpu.Stream](t)(f.d.NewStream(gpu.NonBlocking))
+	ok(t, f.d.FreeStream(gone))
+	const why = "was destroyed or is none (cuStreamGetCtx: CUDA_ERROR_INVALID_HANDLE)"
+	nothing(t, func() {
+		for name, err := range f.enqueues(gone, f.a) {
+			t.Run(name, func(t *testing.T) { refused(t, err, status.InvalidArgument, why) })
+		}
+		refused(t, f.d.Check(gone, nil), status.InvalidArgument, why)
+		refused(t, f.d.Drain(gone), status.InvalidArgument, why)
+		_, err := f.d.Idle(gone)
+		refused(t, err, status.InvalidArgument, why)
+		_, err = gpu.OpenCUDA(gone)
+		refused(t, err, status.InvalidArgument, why)
+		simcuda.NoContext()
+		_, err = gpu.OpenCUDA(gone)
+		refused(t, err, status.InvalidArgument, why)
+	})
+	simcuda.SetDevice(t, 0)
+	f.close(t)
+	if !strings.Contains(faults(), "was destroyed") {
+		t.Error("the simulator did not notice a destroyed stream")
+	}
+}
+
 func TestAdmission_StreamOfAnotherContext(t *testing.T) {
 	f := newFixture(t, 1)
 	simcuda.Devices(2)
@@ -336,6 +363,18 @@ func TestErrors_CarryTheCUDAName(t *testing.T) {
 	simcuda.FailNth(simcuda.Create, 1, simcuda.OutOfMemory)
 	_, err = f.d.AllocHost(64)
 	refused(t, err, status.Device, "cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY")
+	// So do those of the checks in front of a call.
+	for n, want := range []string{"cuCtxGetCurrent", "cuStreamGetCtx", "cuStreamIsCapturing", "cuPointerGetAttributes", "cuPointerGetAttributes"} {
+		simcuda.FailNth(simcuda.Ask, n+1, simcuda.OutOfMemory)
+		err = f.d.CopyOnDevice(f.s, f.a, f.a+128, 64)
+		refused(t, err, status.Device, "copy on device: "+want+": CUDA_ERROR_OUT_OF_MEMORY")
+	}
+	simcuda.NoContext()
+	simcuda.FailNth(simcuda.Ask, 2, simcuda.OutOfMemory)
+	refused(t, f.d.Fill(f.s, f.a, 1, 64), status.Device, "fill: cuCtxSetCurrent: CUDA_ERROR_OUT_OF_MEMORY")
+	simcuda.FailNth(simcuda.Ask, 2, simcuda.OutOfMemory)
+	refused(t, f.d.Drain(f.s), status.Device, "drain: cuCtxPushCurrent: CUDA_ERROR_OUT_OF_MEMORY")
+	simcuda.SetDevice(t, 0)
 	f.close(t)
 }
 

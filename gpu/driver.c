@@ -11,6 +11,16 @@ static unsigned long long verdict(int why, CUresult code, int index) {
     return (unsigned long long)(unsigned int)code | (unsigned long long)why << 32 | (unsigned long long)index << 40;
 }
 
+static unsigned long long failed(int call, CUresult code, int index) {
+    return verdict(GPU_DRIVER_FAILED, code, index) | (unsigned long long)call << 48;
+}
+
+/* The driver knows no stream of that number, or something is wrong with the driver. */
+static unsigned long long failed_stream(int call, CUresult code) {
+    int why = code == CUDA_ERROR_INVALID_HANDLE ? GPU_NO_STREAM : GPU_DRIVER_FAILED;
+    return verdict(why, code, 0) | (unsigned long long)call << 48;
+}
+
 /* The implicit streams have no context of their own: they mean the current one. */
 static int implicit(uintptr_t stream) { return stream <= (uintptr_t)CU_STREAM_PER_THREAD; }
 
@@ -22,7 +32,7 @@ static unsigned long long admit_address(int ordinal, uintptr_t address, int inde
     CUpointer_attribute attributes[2] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
     void *data[2] = {&type, &where};
     CUresult r = cuPointerGetAttributes(2, attributes, data, (CUdeviceptr)address);
-    if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, index);
+    if (r != CUDA_SUCCESS) return failed(GPU_CALL_POINTER, r, index);
     if (type != CU_MEMORYTYPE_DEVICE) return verdict(GPU_NOT_DEVICE_MEMORY, CUDA_SUCCESS, index);
     if (where != ordinal) return verdict(GPU_FOREIGN_DEVICE, CUDA_SUCCESS, index);
     return 0;
@@ -31,12 +41,13 @@ static unsigned long long admit_address(int ordinal, uintptr_t address, int inde
 unsigned long long gpu_admit_thread(uintptr_t ctx) {
     CUcontext own = (CUcontext)ctx, current = NULL;
     CUresult r = cuCtxGetCurrent(&current);
-    if (r == CUDA_SUCCESS && current == NULL) {
+    if (r != CUDA_SUCCESS) return failed(GPU_CALL_GET_CURRENT, r, 0);
+    if (current == NULL) {
         /* A thread that never used CUDA: the runtime API would do the same. */
         r = cuCtxSetCurrent(own);
+        if (r != CUDA_SUCCESS) return failed(GPU_CALL_SET_CURRENT, r, 0);
         current = own;
     }
-    if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, 0);
     return current == own ? 0 : verdict(GPU_FOREIGN_THREAD, CUDA_SUCCESS, 0);
 }
 
@@ -48,7 +59,7 @@ unsigned long long gpu_admit(uintptr_t ctx, int ordinal, uintptr_t stream, uintp
     if (!implicit(stream)) {
         CUcontext of = NULL;
         r = cuStreamGetCtx(STREAM(stream), &of);
-        if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, 0);
+        if (r != CUDA_SUCCESS) return failed_stream(GPU_CALL_STREAM_CONTEXT, r);
         if (of != own) return verdict(GPU_FOREIGN_STREAM, CUDA_SUCCESS, 0);
     }
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -56,7 +67,7 @@ unsigned long long gpu_admit(uintptr_t ctx, int ordinal, uintptr_t stream, uintp
     /* Asking about the legacy stream fails while another stream is captured in
      * global mode: any work on it would break that capture. */
     if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return verdict(GPU_CAPTURING, r, 0);
-    if (r != CUDA_SUCCESS) return verdict(GPU_DRIVER_FAILED, r, 0);
+    if (r != CUDA_SUCCESS) return failed_stream(GPU_CALL_IS_CAPTURING, r);
     if (capture != CU_STREAM_CAPTURE_STATUS_NONE) return verdict(GPU_CAPTURING, CUDA_SUCCESS, 0);
     if (a) v = admit_address(ordinal, a, 0);
     if (!v && b) v = admit_address(ordinal, b, 1);
@@ -110,15 +121,17 @@ int gpu_stream_capturing(uintptr_t stream, int *status) {
     if (swapped == CUDA_SUCCESS) cuThreadExchangeStreamCaptureMode(&mode); \
     return r;
 
-/* Makes ctx current where it is not; whether it has to be popped again. */
-static CUresult push_other(uintptr_t ctx, int *pushed) {
+/* Makes ctx current where it is not; whether it has to be popped again. 0, or a verdict. */
+static unsigned long long push_other(uintptr_t ctx, int *pushed) {
     CUcontext current = NULL;
     CUresult r = cuCtxGetCurrent(&current);
     *pushed = 0;
-    if (r != CUDA_SUCCESS || current == (CUcontext)ctx) return r;
+    if (r != CUDA_SUCCESS) return failed(GPU_CALL_GET_CURRENT, r, 0);
+    if (current == (CUcontext)ctx) return 0;
     r = cuCtxPushCurrent((CUcontext)ctx);
-    *pushed = r == CUDA_SUCCESS;
-    return r;
+    if (r != CUDA_SUCCESS) return failed(GPU_CALL_PUSH_CURRENT, r, 0);
+    *pushed = 1;
+    return 0;
 }
 
 static void pop(int pushed) {
@@ -130,10 +143,10 @@ static int ask_stream(CUresult (*call)(CUstream), uintptr_t stream) { RELAXED(ca
 
 static int ask_stream_in(uintptr_t ctx, int ordinal, CUresult (*call)(CUstream), uintptr_t stream,
                          unsigned long long *refused) {
-    int pushed;
-    CUresult r = push_other(ctx, &pushed);
-    *refused = r == CUDA_SUCCESS ? gpu_admit(ctx, ordinal, stream, 0, 0) : verdict(GPU_DRIVER_FAILED, r, 0);
-    if (r == CUDA_SUCCESS && !*refused) r = ask_stream(call, stream);
+    int pushed, r = CUDA_SUCCESS;
+    *refused = push_other(ctx, &pushed);
+    if (!*refused) *refused = gpu_admit(ctx, ordinal, stream, 0, 0);
+    if (!*refused) r = ask_stream(call, stream);
     pop(pushed);
     return r;
 }

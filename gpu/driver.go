@@ -68,9 +68,10 @@ func admitThread(call string, ctx Context, ordinal int) error {
 func refuse(call string, v uint64, ordinal int, s Stream, a, b Addr) error {
 	code := int(uint32(v))
 	addr := a
-	if v>>40 != 0 {
+	if (v>>40)&0xff != 0 {
 		addr = b
 	}
+	by := admitCalls[v>>48]
 	switch (v >> 32) & 0xff {
 	case C.GPU_FOREIGN_THREAD:
 		return status.New(status.InvalidArgument, "%s: another CUDA context is current on this thread; expected the one the cache was created in (device %d)", call, ordinal)
@@ -80,10 +81,33 @@ func refuse(call string, v uint64, ordinal int, s Stream, a, b Addr) error {
 		return status.New(status.WrongState, "%s: stream %#x is being captured into a CUDA graph, expected a stream that runs its work", call, uintptr(s))
 	case C.GPU_NOT_DEVICE_MEMORY:
 		return status.New(status.InvalidArgument, "%s: %#x is not device memory, expected an address on device %d", call, uintptr(addr), ordinal)
+	case C.GPU_NO_STREAM:
+		return noStream(call, by, code, s)
 	case C.GPU_FOREIGN_DEVICE:
 		return status.New(status.InvalidArgument, "%s: %#x is memory of another device, expected device %d", call, uintptr(addr), ordinal)
 	}
-	return cudaError(call, code, "checking stream %#x", uintptr(s))
+	by = call + ": " + by
+	switch v >> 48 {
+	case C.GPU_CALL_STREAM_CONTEXT, C.GPU_CALL_IS_CAPTURING:
+		return cudaError(by, code, "stream %#x", uintptr(s))
+	case C.GPU_CALL_POINTER:
+		return cudaError(by, code, "%#x", uintptr(addr))
+	}
+	return cudaError(by, code, "device %d", ordinal)
+}
+
+var admitCalls = [...]string{
+	C.GPU_CALL_GET_CURRENT:    "cuCtxGetCurrent",
+	C.GPU_CALL_SET_CURRENT:    "cuCtxSetCurrent",
+	C.GPU_CALL_PUSH_CURRENT:   "cuCtxPushCurrent",
+	C.GPU_CALL_STREAM_CONTEXT: "cuStreamGetCtx",
+	C.GPU_CALL_IS_CAPTURING:   "cuStreamIsCapturing",
+	C.GPU_CALL_POINTER:        "cuPointerGetAttributes",
+}
+
+// noStream is the refusal of a stream that the driver does not know.
+func noStream(call, by string, code int, s Stream) error {
+	return status.New(status.InvalidArgument, "%s: stream %#x was destroyed or is none (%s: %s), expected a stream that lives", call, uintptr(s), by, errorName(code))
 }
 
 func driverInit() int             { return int(C.gpu_init()) }

@@ -10,7 +10,8 @@
 #include <cuda.h>
 
 /* Why gpu_admit refused. The CUresult of the call that failed is in the low 32
- * bits of the verdict, one of these in the next 8, the address' index above. */
+ * bits of the verdict, one of these in the next 8, the address' index in the 8 above,
+ * one of GPU_CALL_ above those. */
 enum {
     GPU_ADMITTED = 0,
     GPU_DRIVER_FAILED,     /* the check itself failed: CUresult says how */
@@ -18,7 +19,18 @@ enum {
     GPU_FOREIGN_STREAM,    /* the stream belongs to another context */
     GPU_CAPTURING,         /* the stream is being captured into a graph */
     GPU_NOT_DEVICE_MEMORY, /* address 0 or 1 is not device memory */
-    GPU_FOREIGN_DEVICE     /* address 0 or 1 is memory of another device */
+    GPU_FOREIGN_DEVICE,    /* address 0 or 1 is memory of another device */
+    GPU_NO_STREAM          /* the stream was destroyed or never made, as far as the driver notices */
+};
+
+/* The driver call that said so. */
+enum {
+    GPU_CALL_GET_CURRENT = 0,
+    GPU_CALL_SET_CURRENT,
+    GPU_CALL_PUSH_CURRENT,
+    GPU_CALL_STREAM_CONTEXT,
+    GPU_CALL_IS_CAPTURING,
+    GPU_CALL_POINTER
 };
 
 /* Checks one enqueue: this thread's context is ctx (an unset one is set), stream

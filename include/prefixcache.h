@@ -1258,8 +1258,8 @@ PC_API pc_status pc_table_compact_rows(pc_handle table, const int32_t *old_to_ne
  *   stream    cudaStream_t, 0 being CUDA's legacy default stream; ignored without a GPU
  *   uploaded  out: 1 when something was enqueued, 0 when nothing had changed; may be null
  * Returns PC_OK, PC_ERROR_BUSY, PC_ERROR_WRONG_STATE (the stream is being captured),
- * PC_ERROR_INVALID_ARGUMENT (another context), PC_ERROR_DEVICE, PC_ERROR_INTERNAL (an
- * invariant is broken).
+ * PC_ERROR_INVALID_ARGUMENT (another context, or a stream that was destroyed),
+ * PC_ERROR_DEVICE, PC_ERROR_INTERNAL (an invariant is broken).
  */
 PC_API pc_status pc_table_upload(pc_handle table, uint64_t stream, uint32_t *uploaded);
 
@@ -1731,7 +1731,7 @@ PC_API pc_status pc_context_shutdown(pc_handle context, uint32_t drained);
  * Any thread, whatever CUDA context it has.
  * Returns PC_OK, PC_ERROR_DEVICE (report PC_WORK_SYNC_FAILED); PC_ERROR_WRONG_STATE (the
  * stream is being captured) and PC_ERROR_INVALID_ARGUMENT (CU_STREAM_PER_THREAD of
- * another thread): not tried, report PC_WORK_FAILED.
+ * another thread, or the stream was destroyed): not tried, report PC_WORK_FAILED.
  */
 PC_API pc_status pc_context_synchronize(pc_handle context);
 
