@@ -178,9 +178,13 @@ func (t *pageTable) exec(c *coordinator.Command, stream gpu.Stream) error {
 	return status.New(status.Internal, "page table: command %v is not of a table", c)
 }
 
-// breakOff follows an upload that failed. What it enqueued on a stream of this thread's
-// own, no other thread can wait for later.
+// breakOff follows an upload that failed. What it enqueued is marked after all, since its
+// stream may be destroyed, as in CUDA, while the copies are under way. Failing that, what is
+// on a stream of this thread's own is waited for: no other thread could do so later.
 func (t *pageTable) breakOff() {
+	if t.unmarked && t.dev.Record(t.uploaded, t.last) == nil {
+		t.recorded, t.unmarked = true, false
+	}
 	if t.unmarked && t.last == gpu.PerThreadStream {
 		t.unmarked = t.dev.Drain(t.last) != nil
 	}

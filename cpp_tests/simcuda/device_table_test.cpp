@@ -178,6 +178,32 @@ TEST_F(DeviceTable, FailedUploadIsRepaired) {
     EXPECT_GT(failures, 10);
 }
 
+// As in CUDA, a stream may be destroyed while its work is under way. The copies of an upload
+// that broke off are still known then.
+TEST_F(DeviceTable, AStreamMayGoAfterAFailedUpload) {
+    int failures = 0;
+    for (int n = 1; n < 40; n++) {
+        open(static_cast<uint64_t>(n));
+        simcuda_policy(SIMCUDA_LATE);
+        ASSERT_EQ(upload(), PC_OK);
+        ASSERT_EQ(setRow(2, {4}), PC_OK);
+        ASSERT_EQ(setRow(4, {5}), PC_OK);
+        simcuda_fail_nth(SIMCUDA_ENQUEUE | SIMCUDA_WAIT | SIMCUDA_ASK, n, CUDA_ERROR_OUT_OF_MEMORY);
+        failures += upload() == PC_ERROR_DEVICE;
+        simcuda_fail_nth(0, 0, CUDA_SUCCESS);
+        ASSERT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
+        ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        if (n % 2 == 0) {
+            ASSERT_EQ(upload(), PC_OK) << api->last_error();
+            simcuda_step(1 << 20);
+            expectSame(static_cast<uint64_t>(n));
+        }
+        close();
+        ASSERT_FALSE(HasFailure()) << "call " << n;
+    }
+    EXPECT_GT(failures, 10);
+}
+
 TEST_F(DeviceTable, CapturingStreamIsRefusedAndItsCaptureKept) {
     open(1);
     simcuda_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
