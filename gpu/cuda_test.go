@@ -273,6 +273,27 @@ func TestAdmission_MemoryOfAnotherDevice(t *testing.T) {
 	f.close(t)
 }
 
+// A region whose end is no device memory is refused before a copy of it fails, or goes on
+// into somebody else's memory.
+func TestCheck_TheEndOfARegion(t *testing.T) {
+	f := newFixture(t, 1)
+	check := func(offset, bytes int64) error {
+		return f.d.Check(f.s, []gpu.Region{{Name: "rows", Addr: uintptr(f.a) + uintptr(offset), Bytes: bytes}})
+	}
+	nothing(t, func() {
+		ok(t, check(0, blockBytes))
+		ok(t, check(blockBytes-1, 1))
+		refused(t, check(0, blockBytes+1), status.InvalidArgument, "with 4097 bytes, of which 4096 are memory of device 0")
+		refused(t, check(4000, 97), status.InvalidArgument, "with 97 bytes, of which 96 are memory of device 0")
+		refused(t, check(64, 1<<40), status.InvalidArgument, "of which 4032 are")
+	})
+	// Of pieces of memory side by side the first one ends inside the region.
+	next := must[gpu.Addr](t)(f.d.Alloc(f.s, blockBytes))
+	ok(t, check(0, int64(next-f.a)+blockBytes))
+	ok(t, f.d.Free(f.s, next))
+	f.close(t)
+}
+
 func TestAdmission_DeviceMemoryAsHost(t *testing.T) {
 	f := newFixture(t, 1)
 	region := []gpu.Region{{Name: "dst", Addr: uintptr(f.a), Bytes: 64, Place: gpu.OnHost}}

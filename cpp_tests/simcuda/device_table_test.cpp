@@ -322,6 +322,14 @@ TEST_F(DeviceTable, HostPointerAsDeviceCopyIsRefused) {
     pc_handle other = 0;
     EXPECT_EQ(api->table_create(&o, &other), PC_ERROR_INVALID_ARGUMENT);
     EXPECT_NE(std::string(api->last_error()).find("device_address"), std::string::npos) << api->last_error();
+    // Nor is memory of the device that ends before the table does.
+    o.device_address = info.device_address + 2 * kWidth * 4;
+    EXPECT_EQ(api->table_create(&o, &other), PC_ERROR_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(api->last_error()).find("with 360 bytes, of which 320 are"), std::string::npos)
+        << api->last_error();
+    o.device_address = info.device_address;
+    EXPECT_EQ(api->table_create(&o, &other), PC_OK) << api->last_error();
+    EXPECT_EQ(api->table_destroy(&other), PC_OK);
     close();
 }
 

@@ -236,7 +236,7 @@ def test_a_host_with_an_older_header_has_no_event(lib, driver, cache):
 
 
 @pytest.mark.parametrize(
-    "what", ["host pointer", "capturing", "foreign stream", "no stream", "destination", "flag", "event"]
+    "what", ["host pointer", "too short", "capturing", "foreign stream", "no stream", "destination", "flag", "event"]
 )
 def test_a_refused_save_enqueues_nothing_and_changes_nothing(lib, driver, cache, what):
     data = [bytes_of(2, k) for k in range(2)]
@@ -250,6 +250,11 @@ def test_a_refused_save_enqueues_nothing_and_changes_nothing(lib, driver, cache,
     if what == "host pointer":
         status, _ = cache.save(1, [2, 3], [buffers[0], ctypes.addressof(host)])
         assert status == INVALID and "host memory" in error(lib) and NAMES[1].decode() in error(lib)
+    elif what == "too short":
+        short = driver.alloc(data[1][:-1])
+        status, _ = cache.save(1, [2, 3], [buffers[0], short])
+        driver.free(short)
+        assert status == INVALID and f"{NAMES[1].decode()} is {short:#x} with 32 bytes, of which 31 are" in error(lib)
     elif what == "capturing":
         driver.capture(cache.stream)
         status, _ = cache.save(1, [2, 3], buffers)
