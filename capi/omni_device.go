@@ -89,23 +89,22 @@ func (d *omniDevice) settle() error {
 }
 
 // check has every address of a step looked at, with the stream and the event, before
-// the first call that enqueues.
+// the first call that enqueues. The event comes last: to ask about one that a capture
+// recorded ends that capture, which is often the one of the stream.
 func (d *omniDevice) check(list []omni.Command) error {
 	stream := gpu.Stream(list[0].Stream)
 	if err := d.open(stream); err != nil {
 		return err
-	}
-	if e := gpu.Event(list[0].Event); e != 0 {
-		if err := d.dev.CheckEvent(e); err != nil {
-			return err
-		}
 	}
 	d.regions = d.regions[:0]
 	for i := range list {
 		c := &list[i]
 		d.regions = append(d.regions, gpu.Region{Name: c.Name, Addr: c.Src, Bytes: (c.Rows-1)*c.Stride + c.RowBytes, Place: gpu.OnDevice})
 	}
-	return d.dev.Check(stream, d.regions)
+	if err := d.dev.Check(stream, d.regions); err != nil || list[0].Event == 0 {
+		return err
+	}
+	return d.dev.CheckEvent(gpu.Event(list[0].Event))
 }
 
 func (d *omniDevice) exec(c *omni.Command) (err error) {

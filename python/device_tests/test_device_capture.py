@@ -144,6 +144,28 @@ def test_an_event_of_a_capture_is_refused(lib, driver, ended):
     driver.end_stream(stream)
 
 
+@pytest.mark.parametrize("opened", [False, True], ids=["first save", "later"])
+def test_a_save_inside_the_capture_that_recorded_its_event_keeps_it(lib, driver, opened):
+    """The stream is looked at first: it is the event that the driver ends a capture for."""
+    stream = driver.stream()
+    cache = Cache(lib, driver, 0, stream)
+    rows = [driver.alloc(bytes_of(1, k)) for k in range(2)]
+    assert cache.begin(arrivals=[(1, 0, [])]) == OK
+    if opened:
+        assert cache.save(1, [1], rows)[0] == OK, error(lib)
+    driver.capture(stream)
+    driver.provoked.append("cuEventRecord on stream")  # the model does, and may
+    event = driver.event(stream)
+    status, _ = cache.save(1, [0], rows, event=event)
+    assert status == WRONG_STATE and "is being captured" in error(lib)
+    assert driver.end_capture(stream) == ACTIVE
+    cache.destroy()
+    driver.end_event(event)
+    for address in rows:
+        driver.free(address)
+    driver.end_stream(stream)
+
+
 def test_a_thread_without_a_context_has_none_after_materialize(lib, driver):
     """Else torch would take the cache's device for the thread's own."""
     stream = driver.stream()
