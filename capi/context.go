@@ -160,6 +160,9 @@ func pcgo_context_create(options *C.pc_context_options, context *C.pc_handle) (s
 	}
 	if err != nil {
 		_ = x.close()
+		if dev, is := x.dev.(*gpu.CUDA); is {
+			dev.PutBack()
+		}
 		return fail(err)
 	}
 	h, herr := handles.add(kindContext, x)

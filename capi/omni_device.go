@@ -7,7 +7,7 @@ import (
 )
 
 // omniDevice carries out the commands of an omni cache whose rows are on a GPU. It
-// is opened by the first step that has such rows, in the context of the thread that
+// is opened by the first good step that has such rows, in the context of the thread that
 // saves it; a cache that never sees one never touches a driver.
 //
 // Engine calls do not overlap, so everything but the landed events has one user at a
@@ -92,19 +92,22 @@ func (d *omniDevice) settle() error {
 // the first call that enqueues. The event comes last: to ask about one that a capture
 // recorded ends that capture, which is often the one of the stream.
 func (d *omniDevice) check(list []omni.Command) error {
-	stream := gpu.Stream(list[0].Stream)
-	if err := d.open(stream); err != nil {
-		return err
+	if d.dev == nil {
+		return d.open(list)
 	}
+	return d.admit(d.dev, list)
+}
+
+func (d *omniDevice) admit(dev gpu.Device, list []omni.Command) error {
 	d.regions = d.regions[:0]
 	for i := range list {
 		c := &list[i]
 		d.regions = append(d.regions, gpu.Region{Name: c.Name, Addr: c.Src, Bytes: (c.Rows-1)*c.Stride + c.RowBytes, Place: gpu.OnDevice})
 	}
-	if err := d.dev.Check(stream, d.regions); err != nil || list[0].Event == 0 {
+	if err := dev.Check(gpu.Stream(list[0].Stream), d.regions); err != nil || list[0].Event == 0 {
 		return err
 	}
-	return d.dev.CheckEvent(gpu.Event(list[0].Event))
+	return dev.CheckEvent(gpu.Event(list[0].Event))
 }
 
 func (d *omniDevice) exec(c *omni.Command) (err error) {
@@ -173,16 +176,20 @@ func (d *omniDevice) reserve(stream gpu.Stream, bytes int64) error {
 
 const minFrozenBytes = 64 << 10
 
-// open adopts the context of the thread that saves, once.
-func (d *omniDevice) open(stream gpu.Stream) (err error) {
-	if d.dev != nil {
-		return nil
-	}
-	dev, err := gpu.OpenCUDA(stream)
-	if err != nil {
+// open adopts the context of the thread that saves, once. A step that is refused may have
+// come in the wrong one, so the next decides anew.
+func (d *omniDevice) open(list []omni.Command) error {
+	dev, err := gpu.OpenCUDA(gpu.Stream(list[0].Stream))
+	if dev == nil {
 		return err
 	}
-	copies, err := dev.NewStream(gpu.NonBlocking)
+	var copies gpu.Stream
+	if err == nil {
+		err = d.admit(dev, list)
+	}
+	if err == nil {
+		copies, err = dev.NewStream(gpu.NonBlocking)
+	}
 	if err == nil {
 		if d.marked, err = dev.NewEvent(0); err == nil {
 			d.dev, d.copies = dev, copies
@@ -191,6 +198,7 @@ func (d *omniDevice) open(stream gpu.Stream) (err error) {
 		_ = twice(func() error { return dev.FreeStream(copies) })
 	}
 	_ = twice(dev.Close)
+	dev.PutBack()
 	return err
 }
 

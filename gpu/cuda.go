@@ -16,6 +16,7 @@ type CUDA struct {
 	ordinal int
 	name    string
 	pool    uintptr // memory pool of our own; 0 when the device has none
+	lent    bool    // the thread that opened it had no context, and got ctx
 	closed  atomic.Bool
 
 	// What callers hold, for Close and for statistics.
@@ -60,17 +61,28 @@ func OpenCUDA(s Stream) (*CUDA, error) {
 		if err := cu.SetCurrentContext(d.ctx.cu()); err != nil {
 			return nil, wrap("cuCtxSetCurrent", err, "")
 		}
+		d.lent = true
 	}
 	if d.ctx == 0 {
 		return nil, status.New(status.InvalidArgument, "no CUDA context is current on this thread, expected the one of the model (create it first: torch.cuda.init(), cudaFree(0))")
 	}
 	if err := d.describe(); err != nil {
+		d.PutBack()
 		return nil, err
 	}
 	if err := admit("open", d.ctx, d.ordinal, s, 0, 0); err != nil {
+		d.PutBack()
 		return nil, err
 	}
 	return d, d.openPool()
+}
+
+// PutBack is for a device that was opened in vain: the thread that OpenCUDA gave a context,
+// for want of one, has none again. It may be the wrong one.
+func (d *CUDA) PutBack() {
+	if d.lent {
+		d.lent = cu.SetCurrentContext(Context(0).cu()) != nil
+	}
 }
 
 func (d *CUDA) describe() error {

@@ -423,9 +423,9 @@ typedef struct pc_omni_save_args {
  * stream, context and device, and may be recorded again or destroyed when the call
  * returned. As in CUDA, one that was never recorded counts as done.
  *
- * The first such call opens the device: in the CUDA context that is current on its
- * thread, or that of `stream` when there is none. Later ones must have the same
- * context or none. All of this is checked before anything is enqueued:
+ * The first such call that is not refused opens the device: in the CUDA context that is
+ * current on its thread, or that of `stream` when there is none. Later ones must have
+ * the same context or none. All of this is checked before anything is enqueued:
  * PC_ERROR_INVALID_ARGUMENT for a stream of another context, for rows that are
  * not memory of this device and for an event without rows on a device;
  * PC_ERROR_WRONG_STATE for a stream that is being captured into a graph (save outside

@@ -298,6 +298,44 @@ def test_a_refused_save_enqueues_nothing_and_changes_nothing(lib, driver, cache,
         driver.free(b)
 
 
+@pytest.mark.parametrize("current", [True, False], ids=["a context is current", "none is"])
+def test_a_first_save_in_the_wrong_context_binds_the_cache_to_nothing(lib, driver, flags, current):
+    """Of two devices the thread, or the stream, is that of the other: refused, and put right by the host."""
+    driver.dll.simcuda_devices(2)
+    data = [bytes_of(2, k) for k in range(2)]
+    buffers = [driver.alloc(d) for d in data]
+    contexts = []
+    for device in (0, 1):
+        contexts.append(ctypes.c_void_p())
+        driver._call("cuDevicePrimaryCtxRetain", byref(contexts[-1]), device)
+
+    def enter(device):
+        driver._call("cuCtxSetCurrent", contexts[device] if device is not None else None)
+
+    enter(1)
+    wrong = driver.stream()
+    enter(0)
+    stream = driver.stream()
+    cache = Cache(lib, driver, flags, stream)
+    assert cache.begin(arrivals=[(1, 0, [])]) == OK
+    enter(1 if current else None)
+    for _ in range(2):
+        status, _ = cache.save(1, [0, 1], buffers, stream=wrong)
+        assert status == INVALID and "memory of device 0; expected device 1" in error(lib)
+    if current:
+        enter(0)
+    status, step = cache.save(1, [0, 1], buffers)
+    assert status == OK and step == 1, error(lib)
+    assert cache.read(step, 2) == (OK, data)
+    assert cache.destroy() == OK, error(lib)
+    enter(1)
+    driver.end_stream(wrong)
+    enter(0)
+    for b in buffers:
+        driver.free(b)
+    driver.end_stream(stream)
+
+
 def save_with_destination(cache, address):
     out = (ctypes.c_uint8 * (2 * ROW))()
     requests, counts, slots = (ctypes.c_uint64 * 1)(1), (ctypes.c_int64 * 1)(2), (ctypes.c_int64 * 2)(2, 3)

@@ -6,7 +6,7 @@ import ctypes
 import re
 
 import pytest
-from abi import DEVICE, OK
+from abi import DEVICE, INVALID, OK
 from abi_context import World
 from context_host import Rig
 
@@ -47,3 +47,37 @@ def test_every_driver_call_of_a_creation_fails_once(driver, name):
         if status == OK and n > 40:
             return
     pytest.fail("the creation never came through")
+
+
+def test_a_coordinator_that_is_refused_leaves_the_thread_without_a_context(driver):
+    """The stream had named one, of another device than the table's: the host tries again with its own."""
+    driver.dll.simcuda_devices(2)
+    contexts = []
+    for device in (0, 1):
+        contexts.append(ctypes.c_void_p())
+        driver._call("cuDevicePrimaryCtxRetain", ctypes.byref(contexts[-1]), device)
+    driver._call("cuCtxSetCurrent", contexts[1])
+    wrong = driver.stream()
+    driver._call("cuCtxSetCurrent", contexts[0])
+    stream = driver.stream()
+    world = World()
+    values = world.good("context_create")
+    values["options"].flags &= ~_abi.HOST_MEMORY
+    table = KVPageTable(4, 4, 16, host_memory=False)
+    world.objects.append(table)
+    values["options"].base.table = table.handle
+    values["options"].stream = wrong
+    driver._call("cuCtxSetCurrent", None)
+    assert world.call("context_create", values) == INVALID
+    assert "a page table was made in CUDA context" in world.error()
+    values["options"].stream = stream
+    assert world.call("context_create", values) == OK, world.error()
+    assert world.call("context_destroy", {"context": ctypes.byref(values["context"])}) == OK, world.error()
+    driver._call("cuCtxSetCurrent", contexts[1])
+    driver.end_stream(wrong)
+    driver._call("cuCtxSetCurrent", contexts[0])
+    driver.end_stream(stream)
+    for thing in world.objects:
+        if isinstance(thing, Rig):
+            thing.live.finish()
+        thing.close()
