@@ -212,23 +212,29 @@ func (d *CUDA) checkRegion(r *Region) error {
 		return status.New(status.InvalidArgument, "%s is %#x, which is device memory; expected host memory", r.Name, r.Addr)
 	case r.Place == Pinned && !info.Known:
 		return status.New(status.InvalidArgument, "%s is %#x, which is pageable; expected pinned or registered host memory", r.Name, r.Addr)
-	case r.Place == OnDevice && info.Bytes > 0 && uint64(r.Bytes) > uint64(info.Bytes)-uint64(r.Addr-info.Base):
-		return d.checkEnd(r, &info)
+	case r.Place == OnDevice:
+		return d.checkEnd(r, info)
 	}
 	return nil
 }
 
 // checkEnd decides about a region that passes the end of the allocation that it begins in.
 // Allocators map pieces of memory side by side, so what is behind may be one more.
-func (d *CUDA) checkEnd(r *Region, in *PointerInfo) error {
-	end, code := pointerInfo(r.Addr + uintptr(r.Bytes) - 1)
-	if code != 0 {
-		return cudaError("cuPointerGetAttributes", code, "end of %s %#x", r.Name, r.Addr)
+func (d *CUDA) checkEnd(r *Region, in PointerInfo) error {
+	for end := r.Addr; ; {
+		next := in.Base + uintptr(in.Bytes)
+		if next <= end || next-r.Addr >= uintptr(r.Bytes) {
+			return nil // the driver does not say where it ends, or behind the region
+		}
+		end = next
+		var code int
+		if in, code = pointerInfo(end); code != 0 {
+			return cudaError("cuPointerGetAttributes", code, "%s %#x, behind %d bytes", r.Name, r.Addr, end-r.Addr)
+		}
+		if !in.Device || in.Ordinal != d.ordinal {
+			return status.New(status.InvalidArgument, "%s is %#x with %d bytes, of which %d are memory of device %d", r.Name, r.Addr, r.Bytes, end-r.Addr, d.ordinal)
+		}
 	}
-	if !end.Device || end.Ordinal != d.ordinal {
-		return status.New(status.InvalidArgument, "%s is %#x with %d bytes, of which %d are memory of device %d", r.Name, r.Addr, r.Bytes, in.Base+uintptr(in.Bytes)-r.Addr, d.ordinal)
-	}
-	return nil
 }
 
 // checkSpan refuses a null or overflowing range.

@@ -287,10 +287,20 @@ func TestCheck_TheEndOfARegion(t *testing.T) {
 		refused(t, check(4000, 97), status.InvalidArgument, "with 97 bytes, of which 96 are memory of device 0")
 		refused(t, check(64, 1<<40), status.InvalidArgument, "of which 4032 are")
 	})
-	// Of pieces of memory side by side the first one ends inside the region.
-	next := must[gpu.Addr](t)(f.d.Alloc(f.s, blockBytes))
-	ok(t, check(0, int64(next-f.a)+blockBytes))
-	ok(t, f.d.Free(f.s, next))
+	// Other memory of the device behind a gap is none of it.
+	simcuda.Adjacent()
+	pieces := []gpu.Addr{must[gpu.Addr](t)(f.d.Alloc(f.s, blockBytes))}
+	refused(t, check(0, int64(pieces[0]-f.a)+1), status.InvalidArgument, "of which 4096 are")
+	// Pieces side by side are one piece.
+	for range 2 {
+		pieces = append(pieces, must[gpu.Addr](t)(f.d.Alloc(f.s, blockBytes)))
+	}
+	first := int64(pieces[0] - f.a)
+	ok(t, check(first+8, 3*blockBytes-8))
+	refused(t, check(first+8, 3*blockBytes-7), status.InvalidArgument, "with 12281 bytes, of which 12280 are")
+	for _, p := range pieces {
+		ok(t, f.d.Free(f.s, p))
+	}
 	f.close(t)
 }
 

@@ -67,6 +67,7 @@ void simcuda_reset(uint64_t seed) {
     m.policy = SIMCUDA_RANDOM;
     m.devices = 1;
     m.pools_supported = true;
+    m.adjacent = false;
     m.host.clear();
     m.next_operation = 1;
     m.ran = m.queued = m.pageable = m.implicit_waits = m.nanoseconds = m.finished = m.woken = 0;
@@ -96,6 +97,11 @@ void simcuda_devices(int count) {
 void simcuda_pools(int supported) {
     std::lock_guard<std::mutex> lock(model().mutex);
     model().pools_supported = supported != 0;
+}
+
+void simcuda_adjacent(int on) {
+    std::lock_guard<std::mutex> lock(model().mutex);
+    model().adjacent = on != 0;
 }
 
 void simcuda_fail_nth(int kinds, int n, CUresult code) {

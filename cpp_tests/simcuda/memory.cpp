@@ -75,7 +75,7 @@ Block* Model::find(uint64_t address, bool live_only) {
 
 Block* Model::add_device(size_t bytes, int device) {
     if (!ensure_space()) return nullptr;
-    size_t room = (bytes + kAlign - 1) / kAlign * kAlign + kAlign;
+    size_t room = (bytes + kAlign - 1) / kAlign * kAlign + (adjacent ? 0 : kAlign);
     if (device_next + room > device_end) return nullptr;
     auto b = std::make_unique<Block>();
     b->base = device_next;

@@ -127,7 +127,7 @@ struct Model {
     std::mt19937_64 random{1};
     int policy = SIMCUDA_RANDOM;
     int devices = 1;
-    bool pools_supported = true;
+    bool pools_supported = true, adjacent = false;
     bool initialised = false;
 
     std::vector<std::unique_ptr<Context>> contexts;  // primary ones first

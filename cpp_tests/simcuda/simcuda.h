@@ -40,6 +40,9 @@ void simcuda_policy(int policy);
 /* Number of devices (1 or 2, default 1), and whether they have memory pools. */
 void simcuda_devices(int count);
 void simcuda_pools(int supported);
+/* Whether device memory follows the former without a gap, like mapped pieces of one
+ * address range; default 0. */
+void simcuda_adjacent(int on);
 
 /* Runs up to n queued operations in drawn order; returns how many ran. */
 int simcuda_step(int n);

@@ -25,6 +25,7 @@ static void sim_reset(uint64_t seed) { FIND(simcuda_reset)(seed); }
 static void sim_policy(int p) { FIND(simcuda_policy)(p); }
 static void sim_devices(int n) { FIND(simcuda_devices)(n); }
 static void sim_pools(int on) { FIND(simcuda_pools)(on); }
+static void sim_adjacent(int on) { FIND(simcuda_adjacent)(on); }
 static int sim_step(int n) { return FIND(simcuda_step)(n); }
 static void sim_hold(uintptr_t s) { FIND(simcuda_hold)((CUstream)s); }
 static void sim_release(uintptr_t s) { FIND(simcuda_release)((CUstream)s); }
@@ -189,6 +190,9 @@ func Pools(supported bool) {
 	}
 	C.sim_pools(C.int(on))
 }
+
+// Adjacent has device memory follow the former without a gap until the reset.
+func Adjacent() { C.sim_adjacent(1) }
 
 // FailNth lets the n-th call of these kinds fail; 0 cancels.
 func FailNth(kinds, n, code int) { C.sim_fail_nth(C.int(kinds), C.int(n), C.int(code)) }
