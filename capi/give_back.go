@@ -9,8 +9,10 @@ import (
 // became of the others, and the first error is the one to tell.
 type giving struct{ err error }
 
-func (g *giving) back(release func() error) bool {
-	err := twice(release)
+func (g *giving) back(release func() error) bool { return g.came(twice(release)) }
+
+// came takes what became of parts that were tried twice already.
+func (g *giving) came(err error) bool {
 	if g.err == nil {
 		g.err = err
 	}

@@ -114,16 +114,18 @@ func (d *omniDevice) exec(c *omni.Command) (err error) {
 	stream := gpu.Stream(c.Stream)
 	switch c.Kind {
 	case omni.PinPage:
-		if d.landed[c.Page], err = d.dev.NewEvent(0); err != nil {
-			return err
+		if d.landed[c.Page] == 0 {
+			if d.landed[c.Page], err = d.dev.NewEvent(0); err != nil {
+				return err
+			}
 		}
 		if err = d.dev.Register(c.Host, c.Bytes); err != nil {
-			d.freeEvent(&d.landed[c.Page])
+			_ = d.freeEvent(&d.landed[c.Page])
 			tellPinning(d.log, c.Bytes, err)
 		}
 	case omni.UnpinPage:
 		if err = twice(func() error { return d.dev.Unregister(c.Host) }); err == nil {
-			d.freeEvent(&d.landed[c.Page])
+			_ = d.freeEvent(&d.landed[c.Page])
 		}
 	case omni.ReserveFrozen:
 		err = d.reserve(stream, c.Bytes)
@@ -223,19 +225,26 @@ func (d *omniDevice) close(g *giving) {
 		g.back(func() error { return d.dev.Free(d.copies, d.frozen) })
 	}
 	for i := range d.landed {
-		d.freeEvent(&d.landed[i])
+		g.came(d.freeEvent(&d.landed[i]))
 	}
-	d.freeEvent(&d.marked)
-	d.watch.free(d)
+	g.came(d.freeEvent(&d.marked))
+	for i := range d.watch.events {
+		g.came(d.freeEvent(&d.watch.events[i]))
+	}
 	g.back(func() error { return d.dev.FreeStream(d.copies) })
 	g.back(d.dev.Close)
 }
 
-func (d *omniDevice) freeEvent(e *gpu.Event) {
-	if *e != 0 {
-		_ = twice(func() error { return d.dev.FreeEvent(*e) })
+// freeEvent keeps an event that could not be destroyed, for close to try again.
+func (d *omniDevice) freeEvent(e *gpu.Event) error {
+	if *e == 0 {
+		return nil
+	}
+	err := twice(func() error { return d.dev.FreeEvent(*e) })
+	if err == nil {
 		*e = 0
 	}
+	return err
 }
 
 // quiesce waits for copies that nobody waited for: of a step that shutdown dropped.

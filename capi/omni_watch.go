@@ -79,9 +79,3 @@ func (w *stopwatch) read(dev gpu.Device) {
 		}
 	}
 }
-
-func (w *stopwatch) free(d *omniDevice) {
-	for i := range w.events {
-		d.freeEvent(&w.events[i])
-	}
-}

@@ -28,7 +28,7 @@ struct Call {
         m.calls[name]++;
         if (m.fail_in > 0 && (m.fail_kinds & kind) && --m.fail_in == 0)
             verdict = m.fail_code;
-        else if (m.fail_all_kinds & kind)
+        else if (m.fail_all_kinds & kind || m.fail_name == name)
             verdict = m.fail_code;
         else if (m.down)
             verdict = CUDA_ERROR_DEINITIALIZED;

@@ -75,6 +75,7 @@ void simcuda_reset(uint64_t seed) {
     m.faults.clear();
     m.fail_in = m.operation_fails_in = 0;
     m.fail_all_kinds = 0;
+    m.fail_name.clear();
     m.down = false;
     sim::capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;  // of this thread
 }
@@ -114,6 +115,12 @@ void simcuda_fail_nth(int kinds, int n, CUresult code) {
 void simcuda_fail_all(int kinds, CUresult code) {
     std::lock_guard<std::mutex> lock(model().mutex);
     model().fail_all_kinds = kinds;
+    model().fail_code = code;
+}
+
+void simcuda_fail_call(const char* name, CUresult code) {
+    std::lock_guard<std::mutex> lock(model().mutex);
+    model().fail_name = name ? name : "";
     model().fail_code = code;
 }
 

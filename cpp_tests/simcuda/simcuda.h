@@ -65,7 +65,9 @@ enum {
 void simcuda_fail_nth(int kinds, int n, CUresult code);
 /* Every call of these kinds from now on, likewise; kinds = 0 ends it. */
 void simcuda_fail_all(int kinds, CUresult code);
-/* Whether that failure is still to come. */
+/* Every call of one driver function from now on, likewise; null ends it. */
+void simcuda_fail_call(const char *name, CUresult code);
+/* Whether the failure of simcuda_fail_nth is still to come. */
 int simcuda_armed(void);
 /* The n-th operation to run from now fails: it has no effect, and the context is
  * lost with that code, as after a fault in a kernel. */

@@ -477,6 +477,21 @@ def test_every_driver_call_fails_once(lib, driver, flags):
     raise AssertionError("the calls never end")
 
 
+@pytest.mark.parametrize("call", [b"cuEventDestroy_v2", b"cuMemHostUnregister", b"cuMemFreeAsync", b"cuMemPoolDestroy"])
+def test_what_a_destroy_could_not_give_back_is_told_with_the_call(lib, driver, call):
+    """Each call that gives something back fails from the first of its name on."""
+    stream = driver.stream()
+    cache = Cache(lib, driver, 0, stream)
+    rows = [driver.alloc(bytes_of(1, k)) for k in range(2)]
+    assert cache.begin(arrivals=[(1, 0, [])]) == OK
+    status, step = cache.save(1, [0], rows)
+    assert status == OK and cache.read(step, 1)[0] == OK, error(lib)
+    driver.dll.simcuda_fail_call(call, sim_driver.OUT_OF_MEMORY)
+    assert cache.destroy() == DEVICE and cache.handle.value == 0
+    assert f"{call.decode().removesuffix('_v2')}: CUDA_ERROR_OUT_OF_MEMORY" in error(lib)
+    driver.reset(0)
+
+
 def driver_armed(driver):
     """Whether the failure is still to come; found by the count of calls."""
     return driver.dll.simcuda_armed() != 0
