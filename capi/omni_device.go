@@ -104,10 +104,13 @@ func (d *omniDevice) admit(dev gpu.Device, list []omni.Command) error {
 		c := &list[i]
 		d.regions = append(d.regions, gpu.Region{Name: c.Name, Addr: c.Src, Bytes: (c.Rows-1)*c.Stride + c.RowBytes, Place: gpu.OnDevice})
 	}
-	if err := dev.Check(gpu.Stream(list[0].Stream), d.regions); err != nil || list[0].Event == 0 {
+	if err := dev.Check(gpu.Stream(list[0].Stream), d.regions); err != nil {
 		return err
 	}
-	return dev.CheckEvent(gpu.Event(list[0].Event))
+	if e := gpu.Event(list[0].Event); e != 0 {
+		return dev.CheckEvent(e)
+	}
+	return nil
 }
 
 func (d *omniDevice) exec(c *omni.Command) (err error) {
