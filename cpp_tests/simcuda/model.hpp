@@ -123,7 +123,7 @@ struct Model {
     std::mutex mutex;
     bool down = false;
     int fail_all_kinds = 0;
-    std::string fail_name;  // of the calls that fail; empty: none
+    std::string fail_name;                            // of the calls that fail; empty: none
     std::vector<std::shared_ptr<Operation>> blocked;  // what sleeping threads wait for
     std::mt19937_64 random{1};
     int policy = SIMCUDA_RANDOM;
