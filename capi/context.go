@@ -213,7 +213,7 @@ func (x *contextCache) open(options *C.pc_context_options, cfg *coordinator.Conf
 	if !x.dev.IsHost() {
 		x.pinnedBytes = bytes
 	}
-	return x.store.open(x.dev, x.stream, x.c)
+	return x.store.open(x.dev, x.c)
 }
 
 // mostBytes leaves the page tables out, which are objects of their own.

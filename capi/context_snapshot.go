@@ -98,7 +98,7 @@ func (s *snapshotStore) convBytes() int64 {
 }
 
 // open checks the live buffers and allocates the slots that the budgets pay for.
-func (s *snapshotStore) open(dev gpu.Device, stream gpu.Stream, c *coordinator.Coordinator) (err error) {
+func (s *snapshotStore) open(dev gpu.Device, c *coordinator.Coordinator) (err error) {
 	recurrent, partial := c.SnapshotCounts()
 	if recurrent == 0 {
 		return nil
@@ -107,7 +107,7 @@ func (s *snapshotStore) open(dev gpu.Device, stream gpu.Stream, c *coordinator.C
 	if err := s.layout.Validate(); err != nil {
 		return err
 	}
-	if err := dev.Check(stream, s.regions()); err != nil {
+	if err := dev.Check(gpu.UnnamedStream, s.regions()); err != nil {
 		return err
 	}
 	if err = s.recurrent.open(dev, int64(recurrent)*s.recurrentBytes); err != nil {

@@ -102,7 +102,7 @@ func (t *pageTable) open(o *C.pc_table_options) (err error) {
 	if err = coordinator.CheckPageTable(int32(o.max_batch), int32(o.row_width), int32(o.num_pages)); err != nil {
 		return err
 	}
-	if t.dev, err = openDevice(o.flags, gpu.LegacyStream); err != nil {
+	if t.dev, err = openDevice(o.flags, gpu.UnnamedStream); err != nil {
 		return err
 	}
 	most := 3 * 2 * entryBytes * int64(o.max_batch) * int64(o.row_width) // core's two copies of the rows, and staging
@@ -119,7 +119,7 @@ func (t *pageTable) open(o *C.pc_table_options) (err error) {
 			return err
 		}
 		t.mirror = t.own.at
-	} else if err = t.dev.Check(gpu.LegacyStream, []gpu.Region{{Name: "options.device_address", Addr: uintptr(t.mirror), Bytes: t.bytes(), Place: gpu.OnDevice}}); err != nil {
+	} else if err = t.dev.Check(gpu.UnnamedStream, []gpu.Region{{Name: "options.device_address", Addr: uintptr(t.mirror), Bytes: t.bytes(), Place: gpu.OnDevice}}); err != nil {
 		return err
 	}
 	if t.staging, err = t.dev.AllocHost(t.bytes()); err != nil {

@@ -39,8 +39,8 @@ func Probe() error {
 }
 
 // OpenCUDA adopts the CUDA context of the caller: the one current on this thread
-// or, when there is none, that of s. The driver is initialised by the first call
-// in the process.
+// or, when there is none, that of s, which may be captured: nothing is enqueued. The
+// driver is initialised by the first call in the process.
 func OpenCUDA(s Stream) (*CUDA, error) {
 	if err := Probe(); err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func OpenCUDA(s Stream) (*CUDA, error) {
 		return nil, wrap("cuCtxGetCurrent", err, "")
 	}
 	d := &CUDA{ctx: rawContext(current)}
-	if d.ctx == 0 && s > PerThreadStream {
+	if d.ctx == 0 && s > PerThreadStream && s != UnnamedStream {
 		// Threads share a context without all having it current.
 		var code int
 		if d.ctx, code = streamContext(s); code == invalidHandle {
@@ -70,7 +70,7 @@ func OpenCUDA(s Stream) (*CUDA, error) {
 		d.PutBack()
 		return nil, err
 	}
-	if err := admit("open", d.ctx, d.ordinal, s, 0, 0); err != nil {
+	if err := admitContexts("open", d.ctx, d.ordinal, s); err != nil {
 		d.PutBack()
 		return nil, err
 	}

@@ -11,6 +11,10 @@ const (
 	PerThreadStream Stream = 2 // CU_STREAM_PER_THREAD
 )
 
+// UnnamedStream is for OpenCUDA and Check where nothing is enqueued: whether some stream is
+// being captured does not matter then.
+const UnnamedStream = ^Stream(0)
+
 // Event is a raw cudaEvent_t. Zero is no event: torch's event.cuda_event is zero
 // until it is recorded.
 type Event uintptr
@@ -89,8 +93,8 @@ type Device interface {
 	// Context is what everything on this device belongs to.
 	Context() Context
 
-	// Check refuses s and every region that is not where it should be, before an
-	// operation of several calls begins. The calls check s and device addresses
+	// Check refuses s, unless it is UnnamedStream, and every region that is not where it should
+	// be, before an operation of several calls begins. The calls check s and device addresses
 	// themselves; Check makes the whole operation all or nothing.
 	Check(s Stream, regions []Region) error
 	// Capturing reports whether s is being captured into a graph.

@@ -155,6 +155,7 @@ func TestDevice_RegisteredMemoryIsKnown(t *testing.T) {
 		}
 		ok(t, d.Register(start, 8192))
 		ok(t, d.Check(0, region))
+		ok(t, d.Check(gpu.UnnamedStream, region))
 		info := must[gpu.PointerInfo](t)(d.Pointer(uintptr(start) + 5000))
 		if !info.Known || info.Device || info.Base != uintptr(start) || info.Bytes != 8192 {
 			t.Errorf("pointer info is %+v", info)

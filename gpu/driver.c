@@ -51,24 +51,29 @@ unsigned long long gpu_admit_thread(uintptr_t ctx) {
     return current == own ? 0 : verdict(GPU_FOREIGN_THREAD, CUDA_SUCCESS, 0);
 }
 
-unsigned long long gpu_admit(uintptr_t ctx, int ordinal, uintptr_t stream, uintptr_t a, uintptr_t b) {
-    CUcontext own = (CUcontext)ctx;
+unsigned long long gpu_admit_contexts(uintptr_t ctx, uintptr_t stream) {
     unsigned long long v = gpu_admit_thread(ctx);
-    if (v) return v;
-    CUresult r;
-    if (!implicit(stream)) {
-        CUcontext of = NULL;
-        r = cuStreamGetCtx(STREAM(stream), &of);
-        if (r != CUDA_SUCCESS) return failed_stream(GPU_CALL_STREAM_CONTEXT, r);
-        if (of != own) return verdict(GPU_FOREIGN_STREAM, CUDA_SUCCESS, 0);
-    }
+    if (v || implicit(stream) || stream == GPU_UNNAMED_STREAM) return v;
+    CUcontext of = NULL;
+    CUresult r = cuStreamGetCtx(STREAM(stream), &of);
+    if (r != CUDA_SUCCESS) return failed_stream(GPU_CALL_STREAM_CONTEXT, r);
+    return of == (CUcontext)ctx ? 0 : verdict(GPU_FOREIGN_STREAM, CUDA_SUCCESS, 0);
+}
+
+static unsigned long long admit_capture(uintptr_t stream) {
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    r = cuStreamIsCapturing(STREAM(stream), &capture);
+    CUresult r = cuStreamIsCapturing(STREAM(stream), &capture);
     /* Asking about the legacy stream fails while another stream is captured in
      * global mode: any work on it would break that capture. */
     if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return verdict(GPU_CAPTURING, r, 0);
     if (r != CUDA_SUCCESS) return failed_stream(GPU_CALL_IS_CAPTURING, r);
-    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) return verdict(GPU_CAPTURING, CUDA_SUCCESS, 0);
+    return capture == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : verdict(GPU_CAPTURING, CUDA_SUCCESS, 0);
+}
+
+unsigned long long gpu_admit(uintptr_t ctx, int ordinal, uintptr_t stream, uintptr_t a, uintptr_t b) {
+    unsigned long long v = gpu_admit_contexts(ctx, stream);
+    if (!v && stream != GPU_UNNAMED_STREAM) v = admit_capture(stream);
+    if (v) return v;
     if (a) v = admit_address(ordinal, a, 0);
     if (!v && b) v = admit_address(ordinal, b, 1);
     return v;

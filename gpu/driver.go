@@ -14,6 +14,7 @@ package gpu
 #cgo noescape gpu_pointer_info
 #cgo nocallback gpu_admit
 #cgo nocallback gpu_admit_thread
+#cgo nocallback gpu_admit_contexts
 #cgo nocallback gpu_stream_context
 #cgo nocallback gpu_stream_capturing
 #cgo nocallback gpu_stream_query
@@ -62,6 +63,15 @@ func admitThread(call string, ctx Context, ordinal int) error {
 		return nil
 	}
 	return refuse(call, v, ordinal, 0, 0, 0)
+}
+
+// admitContexts is the part of admit that holds for good.
+func admitContexts(call string, ctx Context, ordinal int, s Stream) error {
+	v := uint64(C.gpu_admit_contexts(C.uintptr_t(ctx), C.uintptr_t(s)))
+	if v == 0 {
+		return nil
+	}
+	return refuse(call, v, ordinal, s, 0, 0)
 }
 
 // refuse puts a verdict of gpu_admit into words.

@@ -38,8 +38,14 @@ enum {
  * of device ordinal. */
 unsigned long long gpu_admit(uintptr_t ctx, int ordinal, uintptr_t stream, uintptr_t a, uintptr_t b);
 
+/* For gpu_admit: addresses alone. */
+#define GPU_UNNAMED_STREAM ((uintptr_t)-1)
+
 /* The thread's part of gpu_admit alone. */
 unsigned long long gpu_admit_thread(uintptr_t ctx);
+
+/* The part of gpu_admit that holds for good: the thread's context, and that of stream. */
+unsigned long long gpu_admit_contexts(uintptr_t ctx, uintptr_t stream);
 
 int gpu_init(void);
 const char *gpu_driver_path(void);

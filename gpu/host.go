@@ -69,8 +69,10 @@ func (h *Host) admit(call string, s Stream) error {
 }
 
 func (h *Host) Check(s Stream, regions []Region) error {
-	if err := h.admit("check", s); err != nil {
-		return err
+	if s != UnnamedStream {
+		if err := h.admit("check", s); err != nil {
+			return err
+		}
 	}
 	for i := range regions {
 		if err := checkSpan(regions[i].Name, regions[i].Addr, regions[i].Bytes); err != nil {

@@ -16,7 +16,8 @@ import abi
 import pytest
 from abi import OK, WRONG_STATE, error
 from abi_context import World
-from context_host import KV, Rig
+from context_host import KV, Kind, Rig
+from device_context import DeviceRig
 from sim_driver import NON_BLOCKING, Driver
 from test_device_abi import Cache, bytes_of
 
@@ -92,8 +93,10 @@ def test_a_cache_lives_and_dies_beside_a_capture(lib, driver, mode):
 
 
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL])
+@pytest.mark.parametrize("flags", [NON_BLOCKING, 0], ids=["", "blocking"])
 @pytest.mark.parametrize("name", ["table", "context"])
-def test_tables_and_coordinators_come_and_go_beside_a_capture(driver, name, mode):
+def test_tables_and_coordinators_come_and_go_beside_a_capture(driver, name, flags, mode):
+    """Nothing is enqueued, so not even a capture that the default stream would join is in the way."""
     world = World()
     values = world.good(f"{name}_create")
     values["options"].flags &= ~_abi.HOST_MEMORY
@@ -101,13 +104,37 @@ def test_tables_and_coordinators_come_and_go_beside_a_capture(driver, name, mode
         table = KVPageTable(4, 4, 16, host_memory=False)
         world.objects.append(table)
         values["options"].base.table = table.handle
-    with captured(driver, mode):
+    else:
+        memory = driver.alloc(bytes(4096))
+    with captured(driver, mode, flags):
         assert world.call(f"{name}_create", values) == OK, world.error()
         assert world.call(f"{name}_destroy", {name: byref(values[name])}) == OK, world.error()
+        if name == "table":
+            values["options"].device_address = memory
+            assert world.call("table_create", values) == OK, world.error()
+            assert world.call("table_destroy", {"table": byref(values["table"])}) == OK, world.error()
+    if name == "table":
+        driver.free(memory)
     for thing in world.objects:
         if isinstance(thing, Rig):
             thing.live.finish()
         thing.close()
+
+
+@pytest.mark.parametrize("kind", [Kind.VANILLA, Kind.HYBRID])
+def test_a_coordinator_is_made_while_its_stream_is_captured(driver, kind):
+    """It enqueues nothing until a request is prepared."""
+    real = driver.stream
+
+    def captured_stream():
+        stream = real()
+        driver.capture(stream)
+        return stream
+
+    driver.stream = captured_stream
+    rig = DeviceRig(driver, kind)
+    assert driver.end_capture(rig.stream) == ACTIVE
+    rig.close()
 
 
 def test_a_table_is_destroyed_beside_a_capture_that_the_default_stream_would_join(driver):
