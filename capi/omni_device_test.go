@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"runtime"
 	"slices"
@@ -14,18 +15,21 @@ import (
 )
 
 // A step that shutdown dropped may still be on its way to its page: the page is
-// unpinned, and unmapped, only after that.
+// cleared, unpinned and unmapped only after that.
 func TestPagesOutliveTheCopiesOfADroppedStep(t *testing.T) {
 	simcuda.EachSeed(t, 20, func(t testing.TB, seed uint64) {
 		s := newStage(t, seed)
 		s.landed = make([]gpu.Event, 4)
 		simcuda.Policy(simcuda.Late)
-		c := must[*omni.Cache](t)(omni.New(omni.Config{NumBlocks: 4, BlockSize: 4, Threaded: true, Executor: s}))
+		c := must[*omni.Cache](t)(omni.New(omni.Config{NumBlocks: 4, BlockSize: 4, Threaded: true, Executor: s, ZeroOnRelease: seed%2 == 0}))
 		id := must[omni.KeyID](t)(c.OpenKey("k", 64, 1, omni.JoinNextStep))
-		p := s.Upload(make([]byte, 64))
-		must[uint64](t)(c.Save(&omni.SaveArgs{Requests: []uint64{1}, Counts: []int64{1}, Slots: []int64{3}, Stream: s.Stream(),
+		p := s.Upload(bytes.Repeat([]byte{7}, 64))
+		step := must[uint64](t)(c.Save(&omni.SaveArgs{Requests: []uint64{1}, Counts: []int64{1}, Slots: []int64{3}, Stream: s.Stream(),
 			Rows: []omni.KeyRows{{Key: id, Place: omni.OnDevice, Rows: p, Stride: 64}}}))
 		s.Overwrite(p, 64)
+		if seed%4 < 2 {
+			ok(t, c.Discard(step))
+		}
 		c.Shutdown()
 		ok(t, given(s.quiesce))
 		ok(t, c.Free())

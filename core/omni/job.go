@@ -200,6 +200,9 @@ func (c *Cache) finishJob(j *Job, err error) {
 	switch j.Kind {
 	case StepWrite:
 		c.staged -= s.stepBytes
+		if err != nil {
+			c.leavePage(s.stepPage)
+		}
 		c.releasePage(s.stepPage, pageByWrite)
 		if err == nil {
 			c.written = j.Step
@@ -249,6 +252,7 @@ func (c *Cache) drainInline() error {
 func (c *Cache) dropPending() {
 	if s := &c.job; s.step != 0 && !s.stepTaken {
 		c.staged -= s.stepBytes
+		c.leavePage(s.stepPage)
 		c.releasePage(s.stepPage, pageByWrite)
 		s.step, s.stepBytes, s.stepLands, s.stepHeld, s.stepDue = 0, 0, false, false, false
 	}

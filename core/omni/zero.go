@@ -79,6 +79,10 @@ func (c *Cache) zeroPage(p int) {
 	*u = pageUse{keys: u.keys[:0]}
 }
 
+// leavePage is for a step whose copy from a device nobody has seen land: it may be under
+// way, so the page is not touched. Its memory is cleared when it goes.
+func (c *Cache) leavePage(p int) { c.pageUse[p].bytes = 0 }
+
 // wipe clears the memory of a key before it goes back to the system.
 func (k *key) wipe() {
 	if k.mirror != nil {
