@@ -421,7 +421,8 @@ typedef struct pc_omni_save_args {
  * pass it as `event`. `stream` waits for it before the copies, and so does what is
  * enqueued on it afterwards; the calling thread does not. The event may belong to any
  * stream, context and device, and may be recorded again or destroyed when the call
- * returned. As in CUDA, one that was never recorded counts as done.
+ * returned. As in CUDA, one that was never recorded counts as done. A step of no tokens
+ * has no rows: neither `stream` nor `event` is looked at, and nothing is enqueued.
  *
  * The first such call that is not refused opens the device: in the CUDA context that is
  * current on its thread, or that of `stream` when there is none. Later ones must have
