@@ -27,6 +27,8 @@ type omniDevice struct {
 	loose   bool
 	looseOn gpu.Stream
 
+	unlanded error // why quiesce could not wait: copies may still write to pages
+
 	regions []gpu.Region
 	watch   stopwatch
 	log     *limiter // of the cache
@@ -127,6 +129,9 @@ func (d *omniDevice) exec(c *omni.Command) (err error) {
 			tellPinning(d.log, c.Bytes, err)
 		}
 	case omni.UnpinPage:
+		if d.unlanded != nil {
+			return d.unlanded
+		}
 		if err = twice(func() error { return d.dev.Unregister(c.Host) }); err == nil {
 			_ = d.freeEvent(&d.landed[c.Page])
 		}
@@ -251,10 +256,11 @@ func (d *omniDevice) freeEvent(e *gpu.Event) error {
 }
 
 // quiesce waits for copies that nobody waited for: of a step that shutdown dropped.
-// Pages may be unpinned afterwards.
+// Pages may be unpinned afterwards; if it could not wait, they stay.
 func (d *omniDevice) quiesce(g *giving) {
 	if d.dev != nil {
-		g.back(func() error { return d.dev.Drain(d.copies) })
+		d.unlanded = twice(func() error { return d.dev.Drain(d.copies) })
+		g.came(d.unlanded)
 	}
 }
 

@@ -492,6 +492,25 @@ def test_what_a_destroy_could_not_give_back_is_told_with_the_call(lib, driver, c
     driver.reset(0)
 
 
+@pytest.mark.parametrize("call", [b"cuStreamSynchronize", b"cuStreamGetCtx"])
+def test_a_destroy_keeps_pages_that_it_cannot_wait_for(lib, driver, call):
+    """The step's copy to its page is queued, and stays so."""
+    driver.reset(1, sim_driver.LATE)
+    stream = driver.stream()
+    cache = Cache(lib, driver, 0, stream)
+    rows = [driver.alloc(bytes_of(1, k)) for k in range(2)]
+    assert cache.begin(arrivals=[(1, 0, [])]) == OK
+    status, step = cache.save(1, [0], rows)
+    assert status == OK and lib.pc_omni_discard(cache.handle, ctypes.c_uint64(step)) == OK, error(lib)
+    driver.dll.simcuda_fail_call(call, sim_driver.OUT_OF_MEMORY)
+    assert cache.destroy() == DEVICE and cache.handle.value == 0
+    assert f"{call.decode()}: CUDA_ERROR_OUT_OF_MEMORY" in error(lib)
+    assert any("registration" in leak for leak in driver.leaks())
+    driver.step()
+    assert not driver.faults()
+    driver.reset(0)
+
+
 def driver_armed(driver):
     """Whether the failure is still to come; found by the count of calls."""
     return driver.dll.simcuda_armed() != 0
