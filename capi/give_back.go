@@ -47,3 +47,13 @@ func giveBack(what string, dev gpu.Device, parts func(*giving)) error {
 	}
 	return nil
 }
+
+// drainThreads waits for what any thread has enqueued on the stream of its own. No other
+// thread can name that stream, but what is on the default stream follows all of them. The
+// event is one that nobody else needs now.
+func drainThreads(dev gpu.Device, e gpu.Event) error {
+	if err := dev.Record(e, gpu.LegacyStream); err != nil {
+		return err
+	}
+	return dev.Await(e)
+}

@@ -43,7 +43,7 @@ func (d *omniDevice) Execute(list []omni.Command) error {
 	if list[0].Kind == omni.CheckRows {
 		return d.check(list)
 	}
-	if err := d.settle(); err != nil {
+	if err := d.settle(false); err != nil {
 		return err
 	}
 	timed := list[0].Kind == omni.ReserveFrozen && d.watch.start(d.dev, list)
@@ -54,7 +54,7 @@ func (d *omniDevice) Execute(list []omni.Command) error {
 		if err := d.exec(&list[i]); err != nil {
 			if list[0].Kind == omni.ReserveFrozen {
 				d.loose, d.looseOn = true, gpu.Stream(list[0].Stream)
-				_ = d.settle() // what fails again is tried before anything else begins
+				_ = d.settle(true) // what fails again is tried before anything else begins
 			}
 			return err
 		}
@@ -75,12 +75,19 @@ func (d *omniDevice) Execute(list []omni.Command) error {
 	return nil
 }
 
-// settle waits until no copy of a failed list is under way.
-func (d *omniDevice) settle() error {
+// settle waits until no copy of a failed list is under way. here: on the thread of that
+// list, which alone can wait for a stream of its own.
+func (d *omniDevice) settle(here bool) error {
 	if !d.loose {
 		return nil
 	}
-	if err := d.dev.Drain(d.looseOn); err != nil {
+	var err error
+	if d.looseOn == gpu.PerThreadStream && !here {
+		err = drainThreads(d.dev, d.marked)
+	} else {
+		err = d.dev.Drain(d.looseOn)
+	}
+	if err != nil {
 		return err
 	}
 	if err := d.dev.Drain(d.copies); err != nil {
@@ -229,7 +236,7 @@ func (d *omniDevice) close(g *giving) {
 		return
 	}
 	g.back(func() error { return d.dev.Drain(d.copies) })
-	if d.frozen != 0 {
+	if d.frozen != 0 && !d.loose { // else it stays: nobody knows what still writes to it
 		g.back(func() error { return d.dev.Free(d.copies, d.frozen) })
 	}
 	for i := range d.landed {
@@ -259,6 +266,7 @@ func (d *omniDevice) freeEvent(e *gpu.Event) error {
 // Pages may be unpinned afterwards; if it could not wait, they stay.
 func (d *omniDevice) quiesce(g *giving) {
 	if d.dev != nil {
+		g.back(func() error { return d.settle(false) })
 		d.unlanded = twice(func() error { return d.dev.Drain(d.copies) })
 		g.came(d.unlanded)
 	}

@@ -198,11 +198,14 @@ func (t *pageTable) settle() error {
 	}
 	switch {
 	case t.unmarked:
-		if err := t.dev.Drain(t.last); err != nil {
-			return err
+		var err error
+		if t.last == gpu.PerThreadStream { // of whichever thread
+			err = drainThreads(t.dev, t.uploaded)
+		} else {
+			err = t.dev.Drain(t.last)
 		}
-		t.unmarked = false
-		return nil
+		t.unmarked = err != nil
+		return err
 	case t.recorded:
 		return t.dev.Await(t.uploaded)
 	}

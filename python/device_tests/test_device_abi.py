@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 import time
 from ctypes import byref
 
@@ -509,6 +510,42 @@ def test_a_destroy_keeps_pages_that_it_cannot_wait_for(lib, driver, call):
     driver.step()
     assert not driver.faults()
     driver.reset(0)
+
+
+@pytest.mark.parametrize("then", ["save", "destroy"])
+@pytest.mark.parametrize("own", [True, False], ids=["a stream of its own", "a stream"])
+def test_copies_of_a_failed_save_that_nobody_could_wait_for(lib, driver, own, then):
+    """What they write to is neither used nor given back before they are done, by whichever thread."""
+    driver.reset(1, sim_driver.LATE)
+    context, stream = ctypes.c_void_p(), driver.stream()
+    driver._call("cuCtxGetCurrent", byref(context))
+    cache = Cache(lib, driver, 0, 2 if own else stream)
+    rows = [driver.alloc(bytes_of(4, k)) for k in range(4)]
+    assert cache.begin(arrivals=[(1, 0, [])]) == OK
+    status, step = cache.save(1, [0, 1, 2, 3], rows[:2])
+    assert status == OK and cache.read(step, 4)[0] == OK, error(lib)
+    cache.settled(0, [0, 1, 2, 3])
+
+    def fail():
+        driver._call("cuCtxSetCurrent", context)
+        driver.dll.simcuda_fail_call(b"cuEventRecord", sim_driver.OUT_OF_MEMORY)  # the copies are queued by then
+        driver.dll.simcuda_fail_all(sim_driver.WAIT, sim_driver.OUT_OF_MEMORY)
+        assert cache.save(1, [4, 5, 6, 7], rows[:2])[0] == DEVICE
+        driver.dll.simcuda_fail_call(None, 0)
+        driver.dll.simcuda_fail_all(0, 0)
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    if then == "save":
+        status, step = cache.save(1, [4, 5, 6, 7], rows[2:])
+        assert status == OK, error(lib)
+        assert cache.read(step, 4) == (OK, [bytes_of(4, k) for k in (2, 3)])
+    assert cache.destroy() == OK, error(lib)
+    driver.step()
+    for address in rows:
+        driver.free(address)
+    driver.end_stream(stream)
 
 
 def driver_armed(driver):
