@@ -93,6 +93,10 @@ TEST(View, C68_ReferencesFollowLeasesAndRecords) {
     EXPECT_THROW(pools.activeReferences(CacheResourceType::kBasePage, 32), std::runtime_error);
     EXPECT_EQ(refusal([&] { pools.activeReferences(CacheResourceType::kBasePage, -1); }),
               "prefixcache: slot is -1, expected >= 0");
+    auto const none = static_cast<CacheResourceType>(4);
+    EXPECT_EQ(refusal([&] { pools.capacity(none); }), "prefixcache: type is 4, expected 0 to 3");
+    EXPECT_EQ(refusal([&] { pools.free(none); }), "prefixcache: type is 4, expected 0 to 3");
+    EXPECT_EQ(refusal([&] { pools.references(none); }), "prefixcache: type is 4, expected 0 to 3");
     rig->finish(admitted.request);
 }
 

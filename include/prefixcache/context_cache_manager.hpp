@@ -141,7 +141,13 @@ class ContextCacheManager {
         friend class ContextCacheManager;
         explicit Pools(ContextCacheManager const& manager) : mManager(manager) {}
 
-        static size_t index(CacheResourceType type) { return static_cast<size_t>(type); }
+        static size_t index(CacheResourceType type) {
+            auto const i = static_cast<size_t>(type);
+            if (i > static_cast<size_t>(CacheResourceType::kPartialKvSnapshot)) {
+                throw std::runtime_error("prefixcache: type is " + std::to_string(i) + ", expected 0 to 3");
+            }
+            return i;
+        }
 
         int32_t reference(CacheResourceType type, int32_t slot, bool active) const {
             int32_t value = 0;
