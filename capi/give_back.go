@@ -48,10 +48,13 @@ func giveBack(what string, dev gpu.Device, parts func(*giving)) error {
 	return nil
 }
 
-// drainThreads waits for what any thread has enqueued on the stream of its own. No other
-// thread can name that stream, but what is on the default stream follows all of them. The
-// event is one that nobody else needs now.
-func drainThreads(dev gpu.Device, e gpu.Event) error {
+// drainElsewhere waits for what was enqueued on s, on whichever thread. Where each has a
+// stream of its own no other can name it, but what is on the default stream follows all
+// of them. The event is one that nobody else needs now.
+func drainElsewhere(dev gpu.Device, s gpu.Stream, e gpu.Event) error {
+	if s != gpu.PerThreadStream {
+		return dev.Drain(s)
+	}
 	if err := dev.Record(e, gpu.LegacyStream); err != nil {
 		return err
 	}

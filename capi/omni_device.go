@@ -82,10 +82,10 @@ func (d *omniDevice) settle(here bool) error {
 		return nil
 	}
 	var err error
-	if d.looseOn == gpu.PerThreadStream && !here {
-		err = drainThreads(d.dev, d.marked)
-	} else {
+	if here {
 		err = d.dev.Drain(d.looseOn)
+	} else {
+		err = drainElsewhere(d.dev, d.looseOn, d.marked)
 	}
 	if err != nil {
 		return err

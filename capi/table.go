@@ -198,12 +198,7 @@ func (t *pageTable) settle() error {
 	}
 	switch {
 	case t.unmarked:
-		var err error
-		if t.last == gpu.PerThreadStream { // of whichever thread
-			err = drainThreads(t.dev, t.uploaded)
-		} else {
-			err = t.dev.Drain(t.last)
-		}
+		err := drainElsewhere(t.dev, t.last, t.uploaded)
 		t.unmarked = err != nil
 		return err
 	case t.recorded:
